@@ -1,0 +1,1 @@
+"""How fast? Statistics and load, in turns."""

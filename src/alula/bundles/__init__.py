@@ -1,0 +1,1 @@
+"""The folder that holds a built model: manifest, digests, cache."""

@@ -1,0 +1,1 @@
+"""Text in, rows of ids; outputs back into embeddings, labels, spans."""

@@ -1,0 +1,1 @@
+"""Values, protocols and errors. Imports the standard library and numpy, nothing else."""

@@ -1,0 +1,36 @@
+"""Evidence: one comparison of an engine with a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Reference = Literal["pytorch", "golden", "own-graph"]
+"""What an engine was compared with: `golden` are stored outputs of transformers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One comparison of an engine with its reference, kept whether it passed or not."""
+
+    output: str
+    metric: str
+    samples: int
+    worst: float
+    mean: float
+    limit: float
+    higher_is_better: bool
+    reference: str
+
+    @property
+    def passed(self) -> bool:
+        """No evidence is not a pass, and neither is NaN."""
+        within = self.worst >= self.limit if self.higher_is_better else self.worst <= self.limit
+        return self.samples > 0 and within
+
+
+def verified(checks: Iterable[Check]) -> bool:
+    """Whether every check passed and one of them at least compared with something that is not our own graph."""
+    kept = list(checks)
+    return all(check.passed for check in kept) and any(check.reference != "own-graph" for check in kept)

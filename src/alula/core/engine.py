@@ -1,0 +1,87 @@
+"""The seam between this package and the runtimes it drives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from alula.core.graph import Graph
+from alula.core.profile import Profile
+from alula.core.tensor import Feeds, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How to compile: the whole input of a build besides the graph, whose types say the precision."""
+
+    profile: Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """A compiled model and everything needed to know whether it may be used here.
+
+    `target` names device and runtime version it was compiled for (a session on another must compile again);
+    `path` is its folder, `graph` the portable graph it can be compiled from again.
+    """
+
+    backend: str
+    target: str
+    path: Path
+    graph: Graph
+    plan: Plan
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a session on this engine takes."""
+        return self.graph.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What a session on this engine gives."""
+        return self.graph.outputs
+
+
+class Session(Protocol):
+    """An engine that is loaded and can run. Not thread-safe: one owner at a time."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What `run` takes."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What `run` gives."""
+        ...
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """Run once. The arrays returned are the caller's to keep."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory. Safe to call twice; `run` afterwards raises `RunError`."""
+        ...
+
+
+class Backend(Protocol):
+    """Two verbs per runtime. A third needs an argument in review."""
+
+    @property
+    def name(self) -> str:
+        """The name engines record and the command line takes."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """Device and runtime version of this machine, as `Engine.target` records it."""
+        ...
+
+    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+        """Write an engine for the device in this machine into the folder `to`, which does not exist yet."""
+        ...
+
+    def open(self, engine: Engine, *, threads: int = 0) -> Session:
+        """Load an engine that was compiled for this target; 0 threads means one per usable core."""
+        ...

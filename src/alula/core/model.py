@@ -1,0 +1,54 @@
+"""What a checkpoint is, before any graph is written from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alula.core.errors import InputError
+from alula.core.tensor import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One graph of a model: an encoder has one, an encoder-decoder has two or three."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Names of the axes that vary from call to call."""
+        return frozenset(d for spec in self.inputs for d in spec.shape if isinstance(d, str))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A checkpoint, its task, and the parts it is written as. No weights, no torch.
+
+    `digest` is the SHA-256 over config, weights and the files that decide pooling; `max_length` counts tokens,
+    special ones included, and `vocab_size` bounds ids. `pooling` and `normalize` matter for embeddings only,
+    `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits into scores.
+    """
+
+    name: str
+    digest: str
+    revision: str
+    architecture: str
+    family: str
+    task: str
+    parts: tuple[Part, ...]
+    max_length: int
+    vocab_size: int
+    pad_id: int
+    pooling: str = ""
+    normalize: bool = False
+    labels: tuple[str, ...] = ()
+    activation: str = "none"
+
+    def part(self, name: str) -> Part:
+        """Look a part up by name."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise InputError(f"no part {name!r}; {self.task} has {[p.name for p in self.parts]}")

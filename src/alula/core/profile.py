@@ -1,0 +1,56 @@
+"""The sizes an engine is built for, keyed by axis rather than by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alula.core.errors import InputError, ShapeError
+from alula.core.tensor import Feeds, TensorSpec, axis_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Smallest, tuned and largest size of one axis."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.opt <= self.max:
+            raise InputError(f"need 1 <= min <= opt <= max, got {self.min}:{self.opt}:{self.max}")
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.opt}:{self.max}"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One range per named axis; tensors that share an axis cannot disagree."""
+
+    axes: Mapping[str, Range]
+
+    def shapes(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The (min, opt, max) shapes of one tensor."""
+        low = spec.sized({axis: r.min for axis, r in self.axes.items()})
+        opt = spec.sized({axis: r.opt for axis, r in self.axes.items()})
+        high = spec.sized({axis: r.max for axis, r in self.axes.items()})
+        return low, opt, high
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Refuse sizes the engine was not built for, naming the axis and the range."""
+        for axis, size in sizes.items():
+            built = self.axes[axis]
+            if not built.min <= size <= built.max:
+                raise ShapeError(f"axis {axis!r} is {size}; built for {built.min}..{built.max}")
+
+
+def admit(inputs: tuple[TensorSpec, ...], profile: Profile, feeds: Feeds) -> dict[str, int]:
+    """The axis sizes of `feeds`, once names, dtypes, ranks, equal axes and the profile all hold.
+
+    Every session calls this first, so that all engines refuse the same feeds with the same words.
+    """
+    sizes = axis_sizes(inputs, feeds)
+    profile.check(sizes)
+    return sizes

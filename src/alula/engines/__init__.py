@@ -1,0 +1,1 @@
+"""One file per runtime, the only importers of vendors."""

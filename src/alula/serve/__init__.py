@@ -1,0 +1,1 @@
+"""Bundles behind HTTP: a front, supervised engine processes, health, metrics."""

@@ -1,0 +1,1 @@
+"""Is an engine equal to the model? Metrics, limits with reasons, the gate."""

@@ -1,0 +1,101 @@
+"""The import rules, checked. The table is explained in docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "alula"
+
+ROOMS = ("families", "graphs", "engines", "verify", "bench", "bundles", "codecs", "batching")
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    **{room: {"core"} for room in ROOMS},
+    "build": {"core", *ROOMS},
+    "prove": {"core", *ROOMS},
+    "serve": {"core", "engines", "bundles", "codecs", "batching"},
+    "cli": {"core", "build", "prove", "serve", *ROOMS},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+
+OWNERS: dict[str, set[str]] = {
+    "torch": {"engines/torch", "families/traced"},
+    "transformers": {"engines/torch", "families/traced"},
+    "openvino": {"engines/openvino"},
+    "onnxruntime": {"engines/onnxruntime"},
+    "onnx": {"graphs", "families"},
+    "onnx_ir": {"graphs", "families"},
+    "onnxscript": {"families/traced"},
+    "safetensors": {"families"},
+    "huggingface_hub": {"families/checkpoint"},
+    "tokenizers": {"codecs"},
+    "fastapi": {"serve"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "pydantic": {"serve"},
+    "prometheus_client": {"serve"},
+    "typer": {"cli"},
+    "click": {"cli"},
+    "rich": {"cli"},
+    "ml_dtypes": {"families", "graphs"},
+}
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def place(path: Path, root: Path = ROOT) -> str:
+    return path.relative_to(root).with_suffix("").as_posix()
+
+
+def imported(source: str) -> set[str]:
+    """Every dotted name imported anywhere in the file, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            names.add(node.module or "")
+            if node.module == "alula":
+                names.update(f"alula.{alias.name}" for alias in node.names)
+    return names
+
+
+def violations(where: str, source: str) -> list[str]:
+    """What the file at `where` (such as "engines/openvino") imports and must not."""
+    room = where.split("/")[0]
+    found = []
+    for name in sorted(imported(source)):
+        first, *rest = name.split(".")
+        if first == "alula":
+            if rest and rest[0] not in MAY_IMPORT[room] | {room, "__version__"}:
+                found.append(f"{where} imports {name}")
+        elif first in OWNERS and not OWNERS[first] & {room, where}:
+            found.append(f"{where} imports {name}, which {sorted(OWNERS[first])} own")
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(FILES) > 30
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_imports_point_down_and_vendors_have_one_owner(path: Path) -> None:
+    assert violations(place(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "source"),
+    [
+        ("core/tensor", "import torch"),
+        ("engines/openvino", "from alula.bundles import manifest"),
+        ("bench/measure", "from alula import cli"),
+        ("families/bert", "def f():\n    import transformers"),
+        ("serve/app", "import alula.families.bert"),
+    ],
+)
+def test_a_planted_violation_is_found(where: str, source: str) -> None:
+    assert len(violations(where, source)) == 1
