@@ -66,7 +66,7 @@ def imported(source: str) -> set[str]:
 
 def violations(where: str, source: str) -> list[str]:
     """What the file at `where` (such as "engines/openvino") imports and must not."""
-    room = where.split("/")[0]
+    room = where.split("/", maxsplit=1)[0]
     found = []
     for name in sorted(imported(source)):
         first, *rest = name.split(".")

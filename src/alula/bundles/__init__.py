@@ -1,1 +1,22 @@
 """The folder that holds a built model: manifest, digests, cache."""
+
+from __future__ import annotations
+
+from alula.bundles.cache import Cache, cache_root
+from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
+from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json
+
+__all__ = [
+    "Bundle",
+    "Cache",
+    "Draft",
+    "FileRecord",
+    "Manifest",
+    "Rung",
+    "Stored",
+    "cache_root",
+    "check_to_json",
+    "document",
+    "finite",
+    "writing",
+]

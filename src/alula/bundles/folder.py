@@ -1,0 +1,277 @@
+"""A bundle is a folder: opened only when whole, written aside and then renamed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alula.bundles import digest
+from alula.bundles.manifest import FileRecord, Manifest, check_schema, check_to_json, parse_check
+from alula.core.check import Check, verified
+from alula.core.engine import Engine
+from alula.core.errors import InputError, ManifestError
+from alula.core.machine import machine
+from alula.core.model import ModelSpec
+from alula.core.parse import get, get_each
+from alula.core.tensor import Feeds
+
+MANIFEST = "manifest.json"
+CHECKS = "checks.json"
+TIMINGS = "timings.json"
+REFERENCE = "reference.npz"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Sample feeds and the outputs a reference gave for them, kept so that a bundle can check itself anywhere."""
+
+    name: str
+    feeds: tuple[Feeds, ...]
+    outputs: tuple[Feeds, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """An opened bundle: every file was there, whole and unchanged."""
+
+    root: Path
+    manifest: Manifest
+    checks: tuple[Check, ...]
+    timings: tuple[Mapping[str, Any], ...]
+
+    @property
+    def model(self) -> ModelSpec:
+        """What the bundle was built from."""
+        return self.manifest.model
+
+    @property
+    def verified(self) -> bool:
+        """Whether every check passed and one compared with more than our own graph."""
+        return verified(self.checks)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder with the tokenizer's files."""
+        return self.root / "tokenizer"
+
+    def engine(self, part: str) -> Engine:
+        """The engine of one part."""
+        if part not in self.manifest.engines:
+            raise InputError(f"{self.root}: no engine for part {part!r}; has {sorted(self.manifest.engines)}")
+        return self.manifest.engines[part]
+
+    @property
+    def stored(self) -> Stored:
+        """The sample feeds and reference outputs that the build kept."""
+        return load_reference(self.root / REFERENCE)
+
+    @classmethod
+    def open(cls, root: Path) -> Bundle:
+        """Read a bundle and prove it whole; the error names the file that is missing, cut short or changed."""
+        if not (root / MANIFEST).is_file():
+            what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
+            raise InputError(f"{root}: {what}; make one with: alula build MODEL -o {root}")
+        raw = read_json(root / MANIFEST)
+        manifest = _located(root / MANIFEST, lambda: Manifest.parse(raw, root))
+        for record in manifest.files:
+            _prove_whole(root, record)
+        return cls(
+            root=root,
+            manifest=manifest,
+            checks=_located(root / CHECKS, lambda: _rows(root / CHECKS, parse_check)),
+            timings=_located(root / TIMINGS, lambda: _rows(root / TIMINGS, dict)),
+        )
+
+    def with_checks(self, checks: Sequence[Check]) -> Bundle:
+        """The bundle with these checks in place of its own, on disk too."""
+        _write_rows(self.root / CHECKS, "verify", [check_to_json(check) for check in checks])
+        return self._recorded(CHECKS)
+
+    def with_timings(self, rows: Sequence[Mapping[str, Any]]) -> Bundle:
+        """The bundle with these timings in place of its own, on disk too."""
+        _write_rows(self.root / TIMINGS, "bench", rows)
+        return self._recorded(TIMINGS)
+
+    def _recorded(self, name: str) -> Bundle:
+        files = tuple(
+            _record(self.root, self.root / name) if file.path == name else file
+            for file in self.manifest.files
+        )
+        write_json(self.root / MANIFEST, replace(self.manifest, files=files).to_json())
+        return Bundle.open(self.root)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A bundle being written in `scratch`, a folder beside its destination."""
+
+    scratch: Path
+
+    def graph_path(self, part: str, precision: str) -> Path:
+        """Where the graph of a part at a precision belongs."""
+        return self.scratch / "graphs" / f"{part}.{precision}.onnx"
+
+    def engine_path(self, part: str, backend: str) -> Path:
+        """Where the engine folder of a part belongs."""
+        return self.scratch / "engines" / f"{part}.{backend}"
+
+    def finish(
+        self,
+        manifest: Manifest,
+        checks: Sequence[Check],
+        timings: Sequence[Mapping[str, Any]],
+        stored: Stored,
+    ) -> None:
+        """Write everything but the graphs, engines and tokenizer, which are there already; the manifest last."""
+        _write_rows(self.scratch / CHECKS, "verify", [check_to_json(check) for check in checks])
+        _write_rows(self.scratch / TIMINGS, "bench", timings)
+        save_reference(self.scratch / REFERENCE, stored)
+        kept = sorted(path for path in self.scratch.rglob("*") if path.is_file())
+        files = tuple(_record(self.scratch, path) for path in kept)
+        write_json(self.scratch / MANIFEST, replace(manifest, files=files).to_json())
+
+
+@contextmanager
+def writing(to: Path) -> Iterator[Draft]:
+    """A draft that becomes the bundle at `to` when the block ends well, and leaves no trace when it does not.
+
+    A bundle that was there is replaced at that moment and not before; a folder that is no bundle is never touched.
+    """
+    to = to.absolute()
+    refuse_foreign(to)
+    scratch = to.with_name(f".{to.name}.{os.getpid()}.building")
+    shutil.rmtree(scratch, ignore_errors=True)
+    (scratch / "graphs").mkdir(parents=True)
+    (scratch / "engines").mkdir()
+    try:
+        yield Draft(scratch=scratch)
+        put(scratch, to)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def refuse_foreign(to: Path) -> None:
+    """Refuse to overwrite what is not a bundle."""
+    if to.is_dir() and any(to.iterdir()) and not (to / MANIFEST).is_file():
+        raise InputError(
+            f"{to}: is a folder with other files in it; name a new folder or a bundle to replace"
+        )
+    if to.exists() and not to.is_dir():
+        raise InputError(f"{to}: is a file; name a folder for the bundle")
+
+
+def put(scratch: Path, to: Path) -> None:
+    """Rename `scratch` to `to`, whatever bundle stood there moved out of the way first."""
+    old = to.with_name(f".{to.name}.{os.getpid()}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if to.exists():
+        to.rename(old)
+    scratch.rename(to)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; the error names the file."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: is {type(raw).__name__}, expected an object")
+    return raw
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write aside, then rename, so that a reader sees the old document or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(finite(value), indent=1) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinities as null, which is all that JSON has for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def document(command: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The envelope that every report shares: schema, command, machine, rows."""
+    return {"schema": 1, "command": command, "machine": machine(), "rows": [dict(row) for row in rows]}
+
+
+def save_reference(path: Path, stored: Stored) -> None:
+    """One compressed file: `I/feed/NAME`, `I/output/NAME` and the reference's name."""
+    arrays: dict[str, Any] = {"reference": np.array(stored.name)}
+    for index, (feeds, outputs) in enumerate(zip(stored.feeds, stored.outputs, strict=True)):
+        arrays.update({f"{index}/feed/{name}": array for name, array in feeds.items()})
+        arrays.update({f"{index}/output/{name}": array for name, array in outputs.items()})
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load_reference(path: Path) -> Stored:
+    """What `save_reference` wrote."""
+    feeds: dict[int, dict[str, Any]] = {}
+    outputs: dict[int, dict[str, Any]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            name = str(arrays["reference"])
+            for key in arrays.files:
+                if key != "reference":
+                    index, kind, tensor = key.split("/", 2)
+                    side = feeds if kind == "feed" else outputs
+                    side.setdefault(int(index), {})[tensor] = arrays[key]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    order = sorted(feeds)
+    return Stored(name=name, feeds=tuple(feeds[i] for i in order), outputs=tuple(outputs[i] for i in order))
+
+
+def _rows(path: Path, parse: Any) -> tuple[Any, ...]:
+    raw = read_json(path)
+    check_schema(raw)
+    get(raw, str, "command")
+    return get_each(raw, "rows", parse)
+
+
+def _write_rows(path: Path, command: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    write_json(path, document(command, rows))
+
+
+def _record(root: Path, path: Path) -> FileRecord:
+    return FileRecord(
+        path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=digest.of_file(path)
+    )
+
+
+def _prove_whole(root: Path, record: FileRecord) -> None:
+    path = root / record.path
+    if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
+        raise InputError(f"{root / MANIFEST}: files: {record.path!r} leads out of the bundle")
+    if not path.is_file():
+        raise InputError(f"{path}: is missing from the bundle; copy it again or build it again")
+    if (size := path.stat().st_size) != record.bytes:
+        raise InputError(f"{path}: has {size} bytes, expected {record.bytes}; it was cut short or changed")
+    if digest.of_file(path) != record.sha256:
+        raise InputError(f"{path}: was changed since the bundle was built (SHA-256 differs)")
+
+
+def _located(path: Path, parse: Any) -> Any:
+    try:
+        return parse()
+    except ManifestError as error:
+        raise InputError(f"{path}: {error}") from error

@@ -1,0 +1,231 @@
+"""The parsed `manifest.json`, `checks.json` and `timings.json` of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from alula.core.check import Check
+from alula.core.engine import Engine, Plan
+from alula.core.errors import InputError, ManifestError
+from alula.core.graph import Graph
+from alula.core.model import ModelSpec, Part
+from alula.core.parse import get, get_each, get_one, get_words
+from alula.core.profile import Profile, Range
+from alula.core.tensor import Dim, TensorSpec
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRecord:
+    """One file of a bundle, as it was when the bundle was written."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rung:
+    """One precision that the build tried: how exact, how fast, and why it was taken or left."""
+
+    precision: str
+    passed: bool
+    p50_ms: float
+    shape: str
+    taken: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a bundle holds. Paths inside are relative to its root."""
+
+    model: ModelSpec
+    source: str
+    graphs: Mapping[str, Graph]
+    engines: Mapping[str, Engine]
+    rungs: tuple[Rung, ...]
+    files: tuple[FileRecord, ...]
+    built_on: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document, ready for `json.dump`."""
+        return {
+            "schema": SCHEMA,
+            "model": _model_to_json(self.model),
+            "source": self.source,
+            "graphs": {key: _graph_to_json(graph) for key, graph in self.graphs.items()},
+            "engines": {key: _engine_to_json(engine) for key, engine in self.engines.items()},
+            "rungs": [asdict(rung) for rung in self.rungs],
+            "files": [asdict(record) for record in self.files],
+            "built_on": dict(self.built_on),
+        }
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], root: Path) -> Manifest:
+        """Build from parsed JSON, paths resolved against `root`; errors name the field."""
+        check_schema(raw)
+        graphs = _get_map(raw, "graphs", lambda item: _parse_graph(item, root))
+        return cls(
+            model=get_one(raw, "model", _parse_model),
+            source=get(raw, str, "source"),
+            graphs=graphs,
+            engines=_get_map(raw, "engines", lambda item: _parse_engine(item, root, graphs)),
+            rungs=get_each(raw, "rungs", _parse_rung),
+            files=get_each(raw, "files", _parse_file),
+            built_on=get(raw, dict, "built_on"),
+        )
+
+
+def check_schema(raw: Mapping[str, Any]) -> None:
+    """Refuse a document of another schema version."""
+    schema = get(raw, int, "schema")
+    if schema != SCHEMA:
+        raise ManifestError(f"is version {schema}; this package reads {SCHEMA}", "schema")
+
+
+def check_to_json(check: Check) -> dict[str, Any]:
+    """A check with its verdict, which is derived again when it is read."""
+    return {**asdict(check), "passed": check.passed}
+
+
+def parse_check(raw: Mapping[str, Any]) -> Check:
+    """Build from parsed JSON; a NaN is stored as null and read back as NaN."""
+    return Check(
+        output=get(raw, str, "output"),
+        metric=get(raw, str, "metric"),
+        samples=get(raw, int, "samples"),
+        worst=_number(raw, "worst"),
+        mean=_number(raw, "mean"),
+        limit=get(raw, float, "limit"),
+        higher_is_better=get(raw, bool, "higher_is_better"),
+        reference=get(raw, str, "reference"),
+    )
+
+
+def _number(raw: Mapping[str, Any], key: str) -> float:
+    return float("nan") if key in raw and raw[key] is None else get(raw, float, key)
+
+
+def _get_map(raw: Mapping[str, Any], key: str, parse: Any) -> dict[str, Any]:
+    items: dict[str, Any] = get(raw, dict, key)
+    return {name: get_one(items, name, parse) for name in items}
+
+
+def _model_to_json(model: ModelSpec) -> dict[str, Any]:
+    return asdict(model)
+
+
+def _parse_model(raw: Mapping[str, Any]) -> ModelSpec:
+    return ModelSpec(
+        name=get(raw, str, "name"),
+        digest=get(raw, str, "digest"),
+        revision=get(raw, str, "revision"),
+        architecture=get(raw, str, "architecture"),
+        family=get(raw, str, "family"),
+        task=get(raw, str, "task"),
+        parts=get_each(raw, "parts", _parse_part),
+        max_length=get(raw, int, "max_length"),
+        vocab_size=get(raw, int, "vocab_size"),
+        pad_id=get(raw, int, "pad_id"),
+        pooling=get(raw, str, "pooling"),
+        normalize=get(raw, bool, "normalize"),
+        labels=get_words(raw, "labels"),
+        activation=get(raw, str, "activation"),
+    )
+
+
+def _parse_part(raw: Mapping[str, Any]) -> Part:
+    return Part(
+        name=get(raw, str, "name"),
+        inputs=get_each(raw, "inputs", _parse_tensor),
+        outputs=get_each(raw, "outputs", _parse_tensor),
+    )
+
+
+def _parse_tensor(raw: Mapping[str, Any]) -> TensorSpec:
+    shape: list[Dim] = get(raw, list, "shape")
+    for index, dim in enumerate(shape):
+        if type(dim) not in (int, str):
+            raise ManifestError(f"is {type(dim).__name__}, expected int or str", f"shape[{index}]")
+    return TensorSpec(name=get(raw, str, "name"), dtype=get(raw, str, "dtype"), shape=tuple(shape))
+
+
+def _graph_to_json(graph: Graph) -> dict[str, Any]:
+    return {**asdict(graph), "path": f"graphs/{graph.path.name}"}
+
+
+def _parse_graph(raw: Mapping[str, Any], root: Path) -> Graph:
+    return Graph(
+        path=_inside(root, get(raw, str, "path")),
+        digest=get(raw, str, "digest"),
+        opset=get(raw, int, "opset"),
+        nodes=get(raw, int, "nodes"),
+        precision=get(raw, str, "precision"),
+        inputs=get_each(raw, "inputs", _parse_tensor),
+        outputs=get_each(raw, "outputs", _parse_tensor),
+    )
+
+
+def _engine_to_json(engine: Engine) -> dict[str, Any]:
+    return {
+        "backend": engine.backend,
+        "target": engine.target,
+        "path": f"engines/{engine.path.name}",
+        "graph": engine.graph.path.stem,
+        "profile": {axis: [r.min, r.opt, r.max] for axis, r in engine.plan.profile.axes.items()},
+    }
+
+
+def _parse_engine(raw: Mapping[str, Any], root: Path, graphs: Mapping[str, Graph]) -> Engine:
+    name = get(raw, str, "graph")
+    if name not in graphs:
+        raise ManifestError(f"is {name!r}, which is not among graphs {sorted(graphs)}", "graph")
+    return Engine(
+        backend=get(raw, str, "backend"),
+        target=get(raw, str, "target"),
+        path=_inside(root, get(raw, str, "path")),
+        graph=graphs[name],
+        plan=Plan(profile=get_one(raw, "profile", _parse_profile)),
+    )
+
+
+def _parse_profile(raw: Mapping[str, Any]) -> Profile:
+    axes = {}
+    for axis in raw:
+        sizes: list[Any] = get(raw, list, axis)
+        if len(sizes) != 3 or any(type(size) is not int for size in sizes):
+            raise ManifestError(f"is {sizes}, expected three whole numbers", axis)
+        try:
+            axes[axis] = Range(*sizes)
+        except InputError as error:
+            raise ManifestError(str(error), axis) from error
+    return Profile(axes)
+
+
+def _parse_rung(raw: Mapping[str, Any]) -> Rung:
+    return Rung(
+        precision=get(raw, str, "precision"),
+        passed=get(raw, bool, "passed"),
+        p50_ms=get(raw, float, "p50_ms"),
+        shape=get(raw, str, "shape"),
+        taken=get(raw, bool, "taken"),
+        reason=get(raw, str, "reason"),
+    )
+
+
+def _parse_file(raw: Mapping[str, Any]) -> FileRecord:
+    return FileRecord(
+        path=get(raw, str, "path"), bytes=get(raw, int, "bytes"), sha256=get(raw, str, "sha256")
+    )
+
+
+def _inside(root: Path, relative: str) -> Path:
+    """A path inside the bundle; a manifest must not lead out of it."""
+    if Path(relative).is_absolute() or ".." in Path(relative).parts:
+        raise ManifestError(f"{relative!r} leads out of the bundle", "path")
+    return root / relative
