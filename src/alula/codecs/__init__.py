@@ -1,1 +1,25 @@
-"""Text in, rows of ids; outputs back into embeddings, labels, spans."""
+"""Text in, rows of ids out; arrays in, answers out. Knows no engine and no server."""
+
+from alula.codecs.answers import Answer, answers
+from alula.codecs.classes import Scored, classes, relevance
+from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
+from alula.codecs.rows import Row, collate, row_outputs
+from alula.codecs.text import TextCodec
+from alula.codecs.vectors import vectors
+
+__all__ = [
+    "Answer",
+    "Entity",
+    "Row",
+    "Scored",
+    "TextCodec",
+    "TokenLabel",
+    "answers",
+    "classes",
+    "collate",
+    "entities",
+    "relevance",
+    "row_outputs",
+    "token_labels",
+    "vectors",
+]

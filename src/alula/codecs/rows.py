@@ -1,0 +1,78 @@
+"""One request as token ids, and many of them as one padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.tensor import Array, Feeds
+
+SPECIAL = -1
+"""The source and the word of a token that comes from no text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One request, tokenised: at most as long as the model takes, special tokens included.
+
+    `offsets` are code points of the text a token comes from, `sources` says which text that is (0, 1 or
+    `SPECIAL`), `words` numbers its words. All three are empty for rows made from bare ids.
+    `given` counts the tokens before anything was cut off.
+    """
+
+    ids: tuple[int, ...]
+    type_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...] = ()
+    sources: tuple[int, ...] = ()
+    words: tuple[int, ...] = ()
+    given: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off."""
+        return self.given > len(self.ids)
+
+
+def collate(rows: Sequence[Row], spec: ModelSpec, length: int | None = None) -> Feeds:
+    """Rows as the int64 arrays the model's encoder takes, padded on the right to the longest or to `length`."""
+    longest = max((len(row.ids) for row in rows), default=0)
+    width = max(longest, 1) if length is None else length
+    if not rows or longest > width or width > spec.max_length:
+        raise InputError(
+            f"{len(rows)} rows of up to {longest} tokens cannot be padded to {width}; "
+            f"expected at least one row, and at most {spec.max_length} tokens"
+        )
+    ids = np.full((len(rows), width), spec.pad_id, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    types = np.zeros_like(ids)
+    for at, row in enumerate(rows):
+        count = len(row.ids)
+        ids[at, :count] = row.ids
+        types[at, :count] = row.type_ids
+        mask[at, :count] = 1
+    made: dict[str, Array] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return {tensor.name: _known(made, tensor.name) for tensor in spec.part("encoder").inputs}
+
+
+def _known(made: Feeds, name: str) -> Array:
+    if name not in made:
+        raise InputError(f"the model takes {name!r}, which text does not give; there are {sorted(made)}")
+    return made[name]
+
+
+def row_outputs(outputs: Feeds, rows: Sequence[Row], spec: ModelSpec) -> list[dict[str, Array]]:
+    """The outputs of a batch, one mapping per row, with the padding of token-level outputs cut away."""
+    along_length = {
+        tensor.name for tensor in spec.part("encoder").outputs if tensor.shape[1:2] == ("length",)
+    }
+    return [
+        {
+            name: array[at, : len(row.ids)] if name in along_length else array[at]
+            for name, array in outputs.items()
+        }
+        for at, row in enumerate(rows)
+    ]

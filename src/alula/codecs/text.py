@@ -1,0 +1,140 @@
+"""A HuggingFace tokenizer, held to what the model takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from alula.codecs.lengths import Cut, cut_first, cut_longest, cut_second
+from alula.codecs.rows import SPECIAL, Row, collate
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.tensor import Feeds
+
+
+class TextCodec:
+    """Texts to rows. Safe to use from several threads: nothing changes after it is opened."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, spec: ModelSpec, *, types: bool = True, left: bool = False
+    ) -> None:
+        # Stored truncation and padding belong to whoever trained the tokenizer (MiniLM's pads to 128).
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._types = types
+        self._left = left
+        self.spec = spec
+
+    @classmethod
+    def open(cls, folder: Path, spec: ModelSpec) -> TextCodec:
+        """Read `tokenizer.json`, and from `tokenizer_config.json` the truncation side and the inputs it gives."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise InputError(
+                f"no tokenizer.json in {folder}; make one with transformers: "
+                "AutoTokenizer.from_pretrained(MODEL, use_fast=True).save_pretrained(FOLDER)"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"{file} is not a tokenizer that can be read: {error}") from error
+        config = _config(folder / "tokenizer_config.json")
+        names = config.get("model_input_names")
+        return cls(
+            tokenizer,
+            spec,
+            types=not isinstance(names, list) or "token_type_ids" in names,
+            left=config.get("truncation_side") == "left",
+        )
+
+    def encode(self, text: str, *, truncate: bool = True) -> Row:
+        """One text as a row."""
+        encoding = self._tokenizer.encode(valid_text(text))
+        return self._row(encoding, cut_first, truncate)
+
+    def encode_pair(
+        self, first: str, second: str, *, truncate: bool = True, only_second: bool = False
+    ) -> Row:
+        """Two texts as one row; cuts the longer one first, or only the second (a question keeps its words)."""
+        encoding = self._tokenizer.encode(valid_text(first), valid_text(second))
+        return self._row(encoding, cut_second if only_second else cut_longest, truncate)
+
+    def encode_ids(self, ids: Sequence[int], *, truncate: bool = True) -> Row:
+        """Ids that the caller made, taken as they are."""
+        if not ids:
+            raise InputError("the list of token ids is empty; expected at least one")
+        limit = self.spec.max_length
+        if len(ids) > limit and not truncate:
+            raise _too_long(len(ids), limit)
+        kept = tuple(ids[-limit:] if self._left else ids[:limit])
+        self._refuse_unknown(kept)
+        return Row(ids=kept, type_ids=(0,) * len(kept), given=len(ids))
+
+    def collate(self, rows: Sequence[Row], length: int | None = None) -> Feeds:
+        """The rows as one padded batch."""
+        return collate(rows, self.spec, length)
+
+    def _row(self, encoding: Encoding, cut: Cut, truncate: bool) -> Row:
+        ids = encoding.ids
+        given, limit = len(ids), self.spec.max_length
+        sources = tuple(SPECIAL if source is None else source for source in encoding.sequence_ids)
+        if given <= limit:
+            keep: Sequence[int] = range(given)
+        elif truncate:
+            keep = cut(sources, limit, self._left)
+        else:
+            raise _too_long(given, limit)
+        type_ids, offsets, words = encoding.type_ids, encoding.offsets, encoding.word_ids
+        row = Row(
+            ids=tuple(ids[at] for at in keep),
+            type_ids=tuple(type_ids[at] for at in keep) if self._types else (0,) * len(keep),
+            offsets=tuple(offsets[at] for at in keep),
+            sources=tuple(sources[at] for at in keep),
+            words=tuple(_word(words[at]) for at in keep),
+            given=given,
+        )
+        self._refuse_unknown(row.ids)
+        return row
+
+    def _refuse_unknown(self, ids: tuple[int, ...]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.spec.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.spec.vocab_size)
+            raise InputError(f"token id {wrong}; the model knows 0..{self.spec.vocab_size - 1}")
+
+
+def valid_text(text: str) -> str:
+    """`text`, unless it holds half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InputError(
+            f"text has the lone surrogate U+{code:04X} at character {error.start}; "
+            "expected a pair of them or none"
+        ) from None
+    return text
+
+
+def _word(word: int | None) -> int:
+    return SPECIAL if word is None else word
+
+
+def _too_long(given: int, limit: int) -> InputError:
+    return InputError(f"text has {given} tokens; the model takes {limit}")
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file} holds {type(config).__name__}, expected an object")
+    return config
