@@ -1,1 +1,90 @@
-"""One file per runtime, the only importers of vendors."""
+"""Runtimes behind one protocol: each file owns one vendor, and nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+
+from alula.core.engine import Backend
+from alula.core.errors import InputError, MissingExtraError
+
+__all__ = ["BACKENDS", "backend", "installed", "resolve"]
+
+
+def _openvino() -> Backend:
+    _need("openvino", "cpu")
+    from alula.engines.openvino import OpenVino  # noqa: PLC0415 - loads the vendor
+
+    return OpenVino()
+
+
+def _onnxruntime() -> Backend:
+    _need("onnxruntime", "cpu")
+    from alula.engines.onnxruntime import OnnxRuntime  # noqa: PLC0415 - loads the vendor
+
+    return OnnxRuntime()
+
+
+def _torch() -> Backend:
+    _need("torch", "torch")
+    raise InputError(
+        "engine 'torch' is the reference: it runs a checkpoint, not a graph; "
+        "open one with alula.engines.torch.reference"
+    )
+
+
+def _fake() -> Backend:
+    from alula.engines.fake import Fake  # noqa: PLC0415 - like the others
+
+    return Fake()
+
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = {
+    "openvino": _openvino,
+    "onnxruntime": _onnxruntime,
+    "torch": _torch,
+    "fake": _fake,
+}
+
+# In the order "auto" and "cpu" try them: OpenVINO was the faster one on every CPU measured.
+CPU = ("openvino", "onnxruntime")
+NOT_YET = ("cuda", "tensorrt", "tensorrt-rtx")
+
+
+def backend(name: str) -> Backend:
+    """The runtime of that name, ready to compile and open; never another one in its place."""
+    if name in NOT_YET:
+        raise InputError(f"engine {name!r} is not built yet; there are {', '.join(BACKENDS)}")
+    if name not in BACKENDS:
+        raise InputError(f"no engine {name!r}; there are {', '.join(BACKENDS)}")
+    return BACKENDS[name]()
+
+
+def installed(name: str) -> bool:
+    """Whether the library behind an engine can be imported here."""
+    return name == "fake" or find_spec(name) is not None
+
+
+def resolve(target: str) -> str:
+    """The engine that a target names: "auto" and "cpu" choose one, every other name is that engine or refused."""
+    if target in {"auto", "cpu"}:
+        for name in CPU:
+            if installed(name):
+                return name
+        raise MissingExtraError(f"target {target!r}", "cpu")
+    if target in NOT_YET:
+        raise InputError(f"target {target!r} is not built yet; there are auto, cpu, {', '.join(BACKENDS)}")
+    if target not in BACKENDS:
+        raise InputError(f"no target {target!r}; there are auto, cpu, {', '.join(BACKENDS)}")
+    return target
+
+
+def _need(library: str, extra: str) -> None:
+    """Import a vendor's library, or say which extra brings it."""
+    try:
+        import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise MissingExtraError(f"engine {library!r}", extra) from error

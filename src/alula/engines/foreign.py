@@ -1,0 +1,15 @@
+"""What a runtime says when it fails, as one line of ours."""
+
+from __future__ import annotations
+
+import re
+
+# OpenVINO opens each message with the places in its own source it passed through.
+_PLACES = re.compile(r"^(Exception from .*:|Check '.*' failed at .*:)$")
+
+
+def said(error: BaseException) -> str:
+    """The message of a foreign error on one line, without the places in the runtime's source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not _PLACES.match(line)]
+    return "; ".join(telling) or type(error).__name__

@@ -1,0 +1,119 @@
+"""OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from alula.core.engine import Engine, Plan
+from alula.core.errors import CompileError, EngineError, RunError
+from alula.core.graph import Graph
+from alula.core.profile import Profile, admit
+from alula.core.tensor import Dim, Feeds, TensorSpec
+from alula.engines import folder, host
+from alula.engines.foreign import said
+
+DEVICE = "CPU"
+FILE = "engine.blob"
+
+
+class OpenVino:
+    """Compiles with OpenVINO; the engine is a blob that is memory-mapped when opened."""
+
+    name = "openvino"
+
+    @property
+    def target(self) -> str:
+        """Such as "openvino 2026.4.1 x86_64 avx2"."""
+        return host.target(self.name, ov.__version__.split("-")[0])
+
+    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+        """Compile for this CPU within the profile's bounds, and keep the result."""
+        core = ov.Core()
+        try:
+            model = core.read_model(graph.path)
+            model.reshape({spec.name: _bounds(spec, plan.profile) for spec in graph.inputs})
+            compiled = core.compile_model(model, DEVICE, settings(threads=1))
+            _check_hint(compiled)
+            to.mkdir(parents=True)
+            (to / FILE).write_bytes(compiled.export_model().getbuffer())
+        except RuntimeError as error:
+            raise CompileError(f"openvino cannot compile {graph.path}: {said(error)}") from error
+        engine = Engine(backend=self.name, target=self.target, path=to, graph=graph, plan=plan)
+        folder.write(engine, (FILE,))
+        return engine
+
+    def open(self, engine: Engine, *, threads: int = 0) -> OpenVinoSession:
+        """Map the blob into memory and make it ready to run."""
+        folder.check(engine, self.target)
+        path = engine.path / FILE
+        # Copy-on-write, since OpenVINO takes no read-only memory; nothing writes to it.
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        blob = ov.Tensor(np.frombuffer(mapped, np.uint8), shared_memory=True)
+        try:
+            compiled = ov.Core().import_model(blob, DEVICE, settings(host.threads_or_all(threads)))
+            _check_hint(compiled)
+        except RuntimeError as error:
+            raise EngineError(
+                f"openvino cannot load {path}: {said(error)}; build the engine again"
+            ) from error
+        return OpenVinoSession(engine, compiled, mapped)
+
+
+class OpenVinoSession:
+    """A compiled model, one infer request, and the mapped file its weights lie in."""
+
+    def __init__(self, engine: Engine, compiled: ov.CompiledModel, mapped: mmap.mmap) -> None:
+        self.inputs = engine.inputs
+        self.outputs = engine.outputs
+        self._profile = engine.plan.profile
+        self._compiled: ov.CompiledModel | None = compiled
+        self._request: ov.InferRequest | None = compiled.create_infer_request()
+        self._mapped: mmap.mmap | None = mapped
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """Run once; inputs are read in place where they are contiguous, outputs are copies."""
+        if self._request is None:
+            raise RunError("session is closed")
+        admit(self.inputs, self._profile, feeds)
+        try:
+            self._request.infer(dict(feeds), share_inputs=True, share_outputs=True)
+            return {spec.name: self._request.get_tensor(spec.name).data.copy() for spec in self.outputs}
+        except RuntimeError as error:
+            raise RunError(f"openvino failed: {said(error)}") from error
+
+    def close(self) -> None:
+        """Release model and memory."""
+        self._request = self._compiled = self._mapped = None
+
+
+def settings(threads: int) -> dict[str, object]:
+    """How every model is compiled and loaded.
+
+    The hint makes OpenVINO obey the graph's own types; left out, it runs fp32 graphs in bf16 where the CPU can.
+    """
+    return {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+    }
+
+
+def _check_hint(compiled: ov.CompiledModel) -> None:
+    hint = compiled.get_property("INFERENCE_PRECISION_HINT")
+    if hint != ov.Type.f32:
+        raise EngineError(f"openvino runs with precision hint {hint}, asked for f32")
+
+
+def _bounds(spec: TensorSpec, profile: Profile) -> ov.PartialShape:
+    def bound(dim: Dim) -> ov.Dimension:
+        if isinstance(dim, int):
+            return ov.Dimension(dim)
+        return ov.Dimension(profile.axes[dim].min, profile.axes[dim].max)
+
+    return ov.PartialShape([bound(dim) for dim in spec.shape])
