@@ -1,1 +1,7 @@
-"""ONNX to ONNX: passes that lower a graph for an engine or write a precision into it."""
+"""ONNX to ONNX: passes, precision, and graphs on disk. The only room besides `families` that imports onnx."""
+
+from alula.graphs.engines import passes_for
+from alula.graphs.rewrite import Pass, rewrite
+from alula.graphs.save import load, save
+
+__all__ = ["Pass", "load", "passes_for", "rewrite", "save"]

@@ -1,0 +1,1 @@
+"""Rewrites of a graph, each with a precondition and a postcondition."""

@@ -1,0 +1,346 @@
+"""The Attention operator (opset 23, 24) written out in products and a softmax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
+from onnx_ir.passes.common import ShapeInferencePass
+
+from alula.graphs.passes.edit import Editor, is_constant, weight
+
+# Added to a score that must not count: its exponential is 0, and no sum with a score becomes infinite.
+# float16's smallest exponential is exp(-17.4).
+_FAR_BELOW = {ir.DataType.FLOAT: -1e9, ir.DataType.BFLOAT16: -1e9, ir.DataType.FLOAT16: -1e4}
+_LOWEST = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
+
+_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+_CACHES = frozenset({"past_key", "past_value", "nonpad_kv_seqlen"})
+
+
+class DecomposeAttention(InPlacePass):
+    """Replaces every Attention by MatMul, Add, Softmax and MatMul; rows that attend to nothing give zeros.
+
+    A constant linear in front of the query takes the scale into its weights.
+    """
+
+    def requires(self, model: ir.Model) -> None:
+        """No key-value cache, no second output, and head sizes that are known or given by `scale`."""
+        nodes = _attentions(model)
+        if any(_needs_shapes(node) for node in nodes):
+            ShapeInferencePass()(model)
+        for node in nodes:
+            if reason := _refusal(node):
+                raise PreconditionError(f"{node.name}: {reason}")
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrite them one by one."""
+        nodes = _attentions(model)
+        for node in nodes:
+            _decompose(node)
+        return PassResult(model, bool(nodes))
+
+    def ensures(self, model: ir.Model) -> None:
+        """None is left."""
+        if left := _attentions(model):
+            raise PostconditionError(f"{left[0].name}: still there")
+
+
+def _attentions(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph.all_nodes() if node.op_type == "Attention" and node.domain == ""]
+
+
+def _input(node: ir.Node, name: str) -> ir.Value | None:
+    index = _INPUTS.index(name)
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _needs_shapes(node: ir.Node) -> bool:
+    query = node.inputs[0]
+    return query is None or query.shape is None or query.dtype is None or _head_size(node) is None
+
+
+def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
+    """Why this Attention cannot be written out; empty when it can."""
+    query = node.inputs[0]
+    for name in sorted(_CACHES):
+        if _input(node, name) is not None:
+            return f"Attention with {name} is not supported"
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        return "Attention with more outputs than Y is not supported"
+    if query is None or query.shape is None or query.dtype not in _FAR_BELOW:
+        return "the shape and the float dtype of Q must be known"
+    if node.attributes.get_int("softmax_precision", 1) != ir.DataType.FLOAT:
+        return "Attention with a softmax_precision other than float is not supported"
+    of_query, of_key = _head_counts(node)
+    if not of_query or not of_key or of_query % of_key:
+        return f"the head counts of Q and K must be known and divide, not {of_query} and {of_key}"
+    if node.attributes.get_float("scale", None) is None and _head_size(node) is None:
+        return "the head size of Q must be known, or scale given"
+    return ""
+
+
+def _head_size(node: ir.Node) -> int | None:
+    query = node.inputs[0]
+    if query is None or query.shape is None:
+        return None
+    last = query.shape[-1]
+    if not isinstance(last, int):
+        return None
+    return last // node.attributes.get_int("q_num_heads", 1) if len(query.shape) == 3 else last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mask:
+    """What is added to the scores, and which rows of the result are kept (1) or become zero (0)."""
+
+    bias: ir.Value | None
+    kept_rows: ir.Value | None = None
+
+
+def _decompose(node: ir.Node) -> None:
+    edit = Editor(node)
+    query, key, value = node.inputs[:3]
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    packed = _is_packed(node)
+    mask = _mask(edit, query, key)
+    query = _scaled(edit, query, _scale(node))
+    query = _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else query
+    if packed or _groups(node) > 1:
+        key, value = (_shared_heads(edit, each) for each in (key, value))
+        # With the heads behind, the key goes to its transpose in one step.
+        key, value = (
+            edit.op("Transpose", key, perm=[0, 2, 3, 1]),
+            edit.op("Transpose", value, perm=[0, 2, 1, 3]),
+        )
+    else:
+        key = edit.op("Transpose", key, perm=[0, 1, 3, 2])
+    context = _attend(edit, edit.op("MatMul", query, key), value, mask)
+    if packed:
+        context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
+        context = edit.op("Reshape", context, edit.ints(0, 0, -1))
+    node.resize_outputs(1)
+    edit.replace(context)
+
+
+def _attend(edit: Editor, scores: ir.Value, value: ir.Value, mask: _Mask) -> ir.Value:
+    """Softmax over the masked scores, times the values."""
+    if softcap := edit.node.attributes.get_float("softcap", 0.0):
+        assert scores.dtype is not None
+        cap = edit.number(softcap, scores.dtype)
+        scores = edit.op("Mul", edit.op("Tanh", edit.op("Div", scores, cap)), cap)
+    if mask.bias is not None:
+        scores = edit.op("Add", scores, mask.bias)
+    context = edit.op("MatMul", edit.op("Softmax", scores, axis=-1), value)
+    return context if mask.kept_rows is None else edit.op("Mul", context, mask.kept_rows)
+
+
+def _scale(node: ir.Node) -> float:
+    given = node.attributes.get_float("scale", None)
+    if given is not None:
+        return given
+    size = _head_size(node)
+    assert size is not None
+    return 1 / math.sqrt(size)
+
+
+def _is_packed(node: ir.Node) -> bool:
+    """Whether the inputs are [batch, length, heads * size] rather than [batch, heads, length, size]."""
+    query = node.inputs[0]
+    return query is not None and query.shape is not None and len(query.shape) == 3
+
+
+def _head_counts(node: ir.Node) -> tuple[int, int]:
+    """Heads of the query and of the key; 0 where unknown."""
+    if _is_packed(node):
+        return node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0)
+    counts = []
+    for value in node.inputs[:2]:
+        known = value.shape[1] if value is not None and value.shape is not None else 0
+        counts.append(known if isinstance(known, int) else 0)
+    return counts[0], counts[1]
+
+
+def _groups(node: ir.Node) -> int:
+    """How many query heads share one key head."""
+    of_query, of_key = _head_counts(node)
+    return of_query // of_key
+
+
+def _heads(edit: Editor, value: ir.Value, heads: int) -> ir.Value:
+    """[batch, length, hidden] as [batch, heads, length, size]."""
+    return edit.op("Transpose", edit.op("Reshape", value, edit.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
+
+
+def _shared_heads(edit: Editor, value: ir.Value) -> ir.Value:
+    """Keys or values as [batch, length, query heads, size]; a head that several queries share is repeated."""
+    of_query, of_key = _head_counts(edit.node)
+    if not _is_packed(edit.node):
+        value = edit.op("Transpose", value, perm=[0, 2, 1, 3])
+    if of_query == of_key:
+        return edit.op("Reshape", value, edit.ints(0, 0, of_key, -1))
+    value = edit.op("Reshape", value, edit.ints(0, 0, of_key, 1, -1))
+    value = edit.op("Expand", value, edit.ints(1, 1, 1, of_query // of_key, 1))
+    return edit.op("Reshape", value, edit.ints(0, 0, of_query, -1))
+
+
+def _scaled(edit: Editor, query: ir.Value, scale: float) -> ir.Value:
+    """The query times the scale, which a constant linear in front of it takes into its weights."""
+    if scale == 1.0:
+        return query
+    if not _fold(edit.graph, query, scale):
+        assert query.dtype is not None
+        return edit.op("Mul", query, edit.number(scale, query.dtype))
+    return query
+
+
+def _fold(graph: ir.Graph, query: ir.Value, scale: float) -> bool:
+    """Scale the weights of the linear that gives `query`, if nobody else sees its result."""
+    node, constants = query.producer(), []
+    value = query
+    while node is not None and len(value.uses()) == 1 and not value.is_graph_output():
+        if node.op_type in {"Reshape", "Transpose"}:
+            value = _first(node)
+        elif node.op_type == "Add" and (index := _constant_index(node)) is not None:
+            constants.append((node, index))
+            other = node.inputs[1 - index]
+            assert other is not None
+            value = other
+        elif node.op_type == "MatMul" and is_constant(node.inputs[1]):
+            constants.append((node, 1))
+            for user, index in constants:
+                _scale_constant(graph, user, index, scale)
+            return True
+        else:
+            return False
+        node = value.producer()
+    return False
+
+
+def _first(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _constant_index(node: ir.Node) -> int | None:
+    return next((index for index in (0, 1) if is_constant(node.inputs[index])), None)
+
+
+def _scale_constant(graph: ir.Graph, user: ir.Node, index: int, scale: float) -> None:
+    """Give `user` a lazy product instead; the old weight goes with its last user."""
+    old = user.inputs[index]
+    assert old is not None
+    tensor = old.const_value
+    assert tensor is not None
+    factor = tensor.dtype.numpy().type(scale)
+    name = f"{old.name}_scaled"
+    product = ir.LazyTensor(
+        lambda: ir.tensor(np.asarray(tensor.numpy() * factor, tensor.dtype.numpy())),
+        dtype=tensor.dtype,
+        shape=ir.Shape(tensor.shape),  # type: ignore[arg-type] # a tensor's own shape is fixed
+        name=name,
+    )
+    user.replace_input_with(index, weight(graph, name, product))
+    if not old.uses():
+        graph.initializers.pop(str(old.name))
+
+
+def _mask(edit: Editor, query: ir.Value, key: ir.Value) -> _Mask:
+    """Additive masks are added as they are; boolean and causal ones become arithmetic."""
+    given = _unexpanded(_input(edit.node, "attn_mask"))
+    causal = bool(edit.node.attributes.get_int("is_causal", 0))
+    dtype = query.dtype
+    assert dtype is not None
+    keep = edit.op("Cast", given, to=dtype, dtype=dtype) if _is_bool(given) and given is not None else None
+    if causal:
+        seen = _seen(edit, query, key, dtype)
+        keep = seen if keep is None else edit.op("Mul", keep, seen)
+    if keep is None:
+        return _Mask(bias=None) if given is None else _additive(edit, given, dtype)
+    one, far = edit.number(1.0, dtype), edit.number(-_FAR_BELOW[dtype], dtype)
+    bias = edit.op("Mul", edit.op("Sub", keep, one), far)
+    if _is_bool(given):
+        return _Mask(bias=bias, kept_rows=_any(edit, keep))
+    if given is None:
+        return _Mask(bias=bias)
+    added = _additive(edit, given, dtype)
+    assert added.bias is not None
+    return _Mask(bias=edit.op("Add", bias, added.bias), kept_rows=added.kept_rows)
+
+
+def _additive(edit: Editor, given: ir.Value, dtype: ir.DataType) -> _Mask:
+    """A float mask; one that might hold -inf is bounded, so that a row of nothing else gives zeros, not NaN."""
+    if _is_finite(given):
+        return _Mask(bias=given)
+    lowest = edit.number(_LOWEST[dtype], dtype)
+    rows = edit.op(
+        "Greater", edit.op("ReduceMax", given, edit.ints(-1), keepdims=1), lowest, dtype=ir.DataType.BOOL
+    )
+    return _Mask(bias=edit.op("Max", given, lowest), kept_rows=edit.op("Cast", rows, to=dtype, dtype=dtype))
+
+
+def _any(edit: Editor, keep: ir.Value) -> ir.Value:
+    return edit.op("ReduceMax", keep, edit.ints(-1), keepdims=1)
+
+
+def _seen(edit: Editor, query: ir.Value, key: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """[query length, key length], 1 where the key is not after the query."""
+    axis = 1 if _is_packed(edit.node) else 2
+    queries, keys = (
+        edit.op("Shape", each, start=axis, end=axis + 1, dtype=ir.DataType.INT64) for each in (query, key)
+    )
+    both = edit.op("Concat", queries, keys, axis=0)
+    return edit.op("Trilu", edit.op("Expand", edit.number(1.0, dtype), both), upper=0)
+
+
+def _is_bool(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.BOOL
+
+
+def _unexpanded(mask: ir.Value | None) -> ir.Value | None:
+    """The mask before it was spread over the scores' shape, which adding does by itself."""
+    while mask is not None and (node := mask.producer()) is not None and node.op_type == "Expand":
+        source = _first(node)
+        if source.dtype is None and mask.dtype is not None:
+            source.dtype = mask.dtype
+        mask = source
+    return mask
+
+
+_KEEPS_FINITE = frozenset(
+    {
+        "Unsqueeze",
+        "Squeeze",
+        "Expand",
+        "Reshape",
+        "Transpose",
+        "Slice",
+        "Gather",
+        "Sub",
+        "Add",
+        "Mul",
+        "Cast",
+        "Identity",
+    }
+)
+
+
+def _is_finite(value: ir.Value | None) -> bool:
+    """Whether the value comes from integers, booleans and finite constants by plain arithmetic."""
+    if value is None:
+        return True
+    if value.dtype is not None and not value.dtype.is_floating_point():
+        return True
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return bool(np.isfinite(tensor.numpy().astype(np.float32)).all())
+    node = value.producer()
+    return (
+        node is not None and node.op_type in _KEEPS_FINITE and all(_is_finite(each) for each in node.inputs)
+    )

@@ -1,0 +1,128 @@
+"""What every pass edits a graph with: new nodes in front of an old one, constants that are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from alula.core.tensor import Array
+
+Attribute = int | float | str | Sequence[int]
+
+
+@dataclass(slots=True)
+class Editor:
+    """Puts new nodes in front of `node`, named after it; `node` itself goes in `replace`."""
+
+    node: ir.Node
+    _made: int = 0
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph that is edited."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        return graph
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        dtype: ir.DataType | None = None,
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Add a node with one output, of the dtype of its first input unless told otherwise."""
+        made = ir.node(op_type, inputs, attributes=attributes)
+        # ONNX Runtime refuses two nodes of one name.
+        made.name = made.outputs[0].name = f"{self.node.name}/{self._made}.{op_type}"
+        self._made += 1
+        self.graph.insert_before(self.node, made)
+        output = made.outputs[0]
+        first = inputs[0] if inputs else None
+        if dtype is not None or (first is not None and first.dtype is not None):
+            output.dtype = dtype if dtype is not None else first.dtype  # type: ignore[union-attr, assignment] # one of both
+        return output
+
+    def ints(self, *values: int) -> ir.Value:
+        """A shared int64 vector, for shapes and axes."""
+        label = "_".join(str(value).replace("-", "m") for value in values)
+        return constant(self.graph, f"ints_{label}", np.array(values, np.int64))
+
+    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A shared scalar."""
+        label = f"{value:.9g}".replace("-", "m").replace("+", "").replace(".", "p")
+        return constant(self.graph, f"{dtype.name.lower()}_{label}", np.array(value, dtype.numpy()))
+
+    def replace(self, *outputs: ir.Value) -> None:
+        """Let `outputs` stand for the node's own, keeping names and graph outputs, and remove the node."""
+        graph = self.graph
+        for old, new in zip(self.node.outputs, outputs, strict=True):
+            hand_over(old, new)
+        graph.remove(self.node, safe=True)
+
+
+def hand_over(old: ir.Value, new: ir.Value) -> None:
+    """Make every user of `old` use `new`, which also takes over its name when it is a graph output."""
+    new.type = old.type if old.type is not None else new.type
+    new.shape = old.shape if old.shape is not None else new.shape
+    name, is_output = old.name, old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if is_output:
+        old.name = f"{name}_replaced"
+        new.name = name
+
+
+def constant(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    """The initializer `name`, made if the graph has none yet with this very content."""
+    label, serial = name, 0
+    while (found := graph.initializers.get(label)) is not None:
+        if found.const_value is not None and _same(found.const_value, array):
+            return found
+        serial += 1
+        label = f"{name}_{serial}"
+    return weight(graph, label, ir.tensor(array, name=label))
+
+
+def weight(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Register a tensor as a new initializer; a taken name gets a number."""
+    label, serial = name, 0
+    while label in graph.initializers:
+        serial += 1
+        label = f"{name}_{serial}"
+    value = ir.Value(
+        name=label,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape),  # type: ignore[arg-type] # a tensor's own shape is fixed
+        const_value=tensor,
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is an initializer that no caller can feed."""
+    return value is not None and value.const_value is not None and not value.is_graph_input()
+
+
+def array_of(value: ir.Value | None) -> NDArray[np.generic] | None:
+    """The numbers of a small constant, be it an initializer or a Constant node; None for anything else."""
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def ints_of(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The numbers of a constant vector of integers; None for anything else."""
+    array = array_of(value)
+    return None if array is None else tuple(int(number) for number in array.reshape(-1))
+
+
+def _same(tensor: ir.TensorProtocol, array: Array) -> bool:
+    if tensor.nbytes != array.nbytes or tensor.dtype.numpy() != array.dtype:
+        return False
+    return tuple(tensor.shape.numpy()) == array.shape and bool(np.array_equal(tensor.numpy(), array))
