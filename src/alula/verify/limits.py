@@ -1,0 +1,100 @@
+"""How far an engine may be from its reference: constants chosen before any run, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alula.core.errors import InputError
+
+HIGHER_IS_BETTER = frozenset(
+    {
+        "cosine",
+        "label_agreement",
+        "token_label_agreement",
+        "decision_agreement",
+        "order_agreement",
+        "span_agreement",
+    }
+)
+"""Metrics that count sameness; all others count distance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one precision may cost.
+
+    `cosine` is the least of any row, `max_abs` the largest difference of a component of a unit vector, `max_error`
+    the largest difference as a share of the output's scale (its largest magnitude over all samples), `agreement`
+    the least share of equal decisions. `tie` is the share of the scale below which the reference's own preference
+    for one choice over another is no decision: flipping it is counted as agreement.
+    """
+
+    cosine: float
+    max_abs: float
+    max_error: float
+    agreement: float
+    tie: float
+    reason: str
+
+    def of(self, metric: str) -> float:
+        """The limit of a metric by its name."""
+        if metric == "cosine":
+            return self.cosine
+        if metric == "max_abs":
+            return self.max_abs
+        return self.agreement if metric.endswith("_agreement") else self.max_error
+
+
+LIMITS: Mapping[str, Limits] = {
+    "fp32": Limits(
+        cosine=0.9999,
+        max_abs=1e-4,
+        max_error=1e-4,
+        agreement=1.0,
+        tie=2e-4,
+        reason=(
+            "another order of summation costs about 1e-6 over twelve layers; 1e-4 leaves room for longer "
+            "sums and faster exponentials, and is a twentieth of bf16's rounding, so hidden bf16 fails. "
+            "two logits that may each move by 1e-4 can swap when they are 2e-4 apart, no other can"
+        ),
+    ),
+    "bf16": Limits(
+        cosine=0.999,
+        max_abs=3e-2,
+        max_error=1e-1,
+        agreement=0.99,
+        tie=5e-2,
+        reason=(
+            "one rounding is 2^-9 = 0.2 % and some hundred of them add up like a random walk to about 2 %, "
+            "the worst element of many to a few times that; cosine 0.999 is 4.5 % of a vector's length. "
+            "a choice between two answers closer than 5 % is the precision's to make; "
+            "of the clear ones, one in a hundred may fall to the worst element"
+        ),
+    ),
+}
+
+
+def limits_for(precision: str) -> Limits:
+    """The limits of a precision, by its name."""
+    if precision not in LIMITS:
+        raise InputError(f"no limits for precision {precision!r}; there are {sorted(LIMITS)}")
+    return LIMITS[precision]
+
+
+def metrics_for(
+    task: str, *, labels: int = 0, activation: str = "none", normalize: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """What is looked at for a task: pairs of output and metric, the numeric one first."""
+    if task == "embeddings":
+        return ("embedding", "cosine"), ("embedding", "max_abs" if normalize else "max_error")
+    if task == "question-answering":
+        return ("start_logits", "max_error"), ("end_logits", "max_error"), ("span", "span_agreement")
+    if task == "token-classification":
+        return ("logits", "max_error"), ("logits", "token_label_agreement")
+    if task == "reranking" or (task == "sequence-classification" and labels == 1):
+        return ("logits", "max_error"), ("logits", "order_agreement")
+    if task == "sequence-classification":
+        agreement = "decision_agreement" if activation == "sigmoid" else "label_agreement"
+        return ("logits", "max_error"), ("logits", agreement)
+    raise InputError(f"no metrics for task {task!r}")

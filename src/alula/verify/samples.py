@@ -1,0 +1,121 @@
+"""What engines are compared on: seeded, ragged and masked.
+
+Inputs of ones with nothing masked prove little: an engine that ignores its mask passes them. So rows differ in
+length and content, padding stands on either side, and the smallest, the longest and the widest call are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile, Range
+from alula.core.tensor import Array, Feeds, TensorSpec
+
+CELLS = 1024
+"""Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
+
+KNOWN = ("input_ids", "attention_mask", "token_type_ids")
+
+Flags: TypeAlias = NDArray[np.bool_]
+Ids: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One call to compare, and what it is about."""
+
+    name: str
+    feeds: Feeds
+
+    @property
+    def mask(self) -> Flags:
+        """Which cells are tokens, [batch, length]."""
+        return self.feeds["attention_mask"].astype(np.bool_)
+
+
+def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]:
+    """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest."""
+    rng = np.random.default_rng(seed)
+    batch, length = profile.axes["batch"], profile.axes["length"]
+    inputs = spec.parts[0].inputs
+    samples = []
+    for name, rows, columns, left in _shapes(batch, length):
+        mask = _ragged(rng, rows, columns, left=left)
+        ids = _ids(rng, spec, mask)
+        feeds = {i.name: _fill(i, ids, mask, rng) for i in inputs}
+        samples.append(Sample(name=name, feeds=feeds))
+    return tuple(samples)
+
+
+def alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile, padding: int = 0) -> Sample:
+    """One row of a right-padded sample by itself: its own tokens, then `padding` cells.
+
+    Where the profile starts above one row or above its length, the row is repeated or padded as far as needed.
+    """
+    size = int(sample.mask[row].sum())
+    columns = max(size + padding, profile.axes["length"].min)
+    feeds = {}
+    for tensor in spec.parts[0].inputs:
+        tokens = sample.feeds[tensor.name][row, :size]
+        filler = spec.pad_id if tensor.name == "input_ids" else 0
+        padded = np.full(columns, filler, dtype=tokens.dtype)
+        padded[:size] = tokens
+        feeds[tensor.name] = np.tile(padded, (profile.axes["batch"].min, 1))
+    return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds)
+
+
+def is_right_padded(sample: Sample) -> bool:
+    """Whether every row is tokens first, padding after."""
+    mask = sample.mask
+    return bool((mask[:, :-1] >= mask[:, 1:]).all() and mask[:, 0].all())
+
+
+def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]:
+    yield "smallest", batch.min, length.min, False
+    yield "longest", batch.min, length.max, False
+    columns = _within(length, min(length.opt, CELLS // max(batch.min, 2)))
+    yield "ragged, padded right", _within(batch, min(8, CELLS // columns)), columns, False
+    columns = _within(length, min(64, length.opt))
+    yield "ragged, padded left", _within(batch, 4), columns, True
+    columns = _within(length, CELLS // batch.max)
+    yield "widest", batch.max, columns, False
+
+
+def _within(sizes: Range, wanted: int) -> int:
+    return max(sizes.min, min(sizes.max, wanted))
+
+
+def _ragged(rng: np.random.Generator, rows: int, columns: int, *, left: bool) -> Flags:
+    """A mask whose first row is full and whose others are from two tokens up."""
+    sizes = rng.integers(min(2, columns), columns, size=rows, endpoint=True)
+    sizes[0] = columns
+    if rows > 1:
+        sizes[-1] = min(2, columns)
+    mask: Flags = np.arange(columns)[None, :] < sizes[:, None]
+    return mask[:, ::-1] if left else mask
+
+
+def _ids(rng: np.random.Generator, spec: ModelSpec, mask: Flags) -> Ids:
+    """Any id but the padding's, which some families count positions by."""
+    ids = rng.integers(0, spec.vocab_size - 1, size=mask.shape)
+    ids += ids >= spec.pad_id
+    return np.where(mask, ids, spec.pad_id)
+
+
+def _fill(tensor: TensorSpec, ids: Ids, mask: Flags, rng: np.random.Generator) -> Array:
+    if tensor.name == "input_ids":
+        return ids.astype(tensor.dtype)
+    if tensor.name == "attention_mask":
+        return mask.astype(tensor.dtype)
+    if tensor.name != "token_type_ids":
+        raise InputError(f"no samples for input {tensor.name!r}; known: {KNOWN}")
+    # Segments: a first and a second text of any length in every row, as pairs have.
+    starts = rng.integers(1, mask.shape[1], size=(len(mask), 1), endpoint=True)
+    return ((np.arange(mask.shape[1]) >= starts) & mask).astype(tensor.dtype)
