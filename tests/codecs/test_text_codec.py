@@ -151,6 +151,15 @@ def test_odd_but_valid_text_becomes_a_row(text: str) -> None:
     assert len(codec().encode(text).ids) >= 2
 
 
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_long_text_becomes_the_same_row_as_the_tokenizers_library_makes(pair: bool) -> None:
+    first, second = "hello a 🦜 " * 1000, "b world " * 10
+    reader = codec(max_length=4000)
+    row = reader.encode_pair(first, second) if pair else reader.encode(first)
+    expected = words_tokenizer().encode(first, second if pair else None)
+    assert (list(row.ids), list(row.offsets)) == (expected.ids, expected.offsets)
+
+
 def test_ids_are_taken_as_they_are() -> None:
     assert codec().encode_ids([2, 4, 3]) == Row(ids=(2, 4, 3), type_ids=(0, 0, 0), given=3)
 

@@ -15,6 +15,9 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.tensor import Feeds
 
+LONG = 4_000
+"""Characters from which on the interpreter is set free while the tokenizer works; only its batch call does that."""
+
 
 class TextCodec:
     """Texts to rows. Safe to use from several threads: nothing changes after it is opened."""
@@ -54,14 +57,14 @@ class TextCodec:
 
     def encode(self, text: str, *, truncate: bool = True) -> Row:
         """One text as a row."""
-        encoding = self._tokenizer.encode(valid_text(text))
+        encoding = self._encoding(valid_text(text))
         return self._row(encoding, cut_first, truncate)
 
     def encode_pair(
         self, first: str, second: str, *, truncate: bool = True, only_second: bool = False
     ) -> Row:
         """Two texts as one row; cuts the longer one first, or only the second (a question keeps its words)."""
-        encoding = self._tokenizer.encode(valid_text(first), valid_text(second))
+        encoding = self._encoding(valid_text(first), valid_text(second))
         return self._row(encoding, cut_second if only_second else cut_longest, truncate)
 
     def encode_ids(self, ids: Sequence[int], *, truncate: bool = True) -> Row:
@@ -78,6 +81,11 @@ class TextCodec:
     def collate(self, rows: Sequence[Row], length: int | None = None) -> Feeds:
         """The rows as one padded batch."""
         return collate(rows, self.spec, length)
+
+    def _encoding(self, first: str, second: str | None = None) -> Encoding:
+        if len(first) + len(second or "") < LONG:
+            return self._tokenizer.encode(first, second)
+        return self._tokenizer.encode_batch([first if second is None else (first, second)])[0]
 
     def _row(self, encoding: Encoding, cut: Cut, truncate: bool) -> Row:
         ids = encoding.ids

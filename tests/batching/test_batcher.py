@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from alula.batching import Batcher, BatchPolicy, Ran
+from alula.core.errors import InputError, Overloaded, RunError
+
+
+class Gate:
+    """An engine that multiplies by ten, and holds its calls until it is opened."""
+
+    def __init__(self, *, open_: bool = False) -> None:
+        self.open = asyncio.Event()
+        self.calls: list[list[int]] = []
+        if open_:
+            self.open.set()
+
+    async def __call__(self, rows: list[int]) -> list[int]:
+        self.calls.append(rows)
+        await self.open.wait()
+        if -1 in rows:
+            raise RunError("bad kernel")
+        return [row * 10 for row in rows]
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    gc.collect()  # a future whose error nobody took would warn here
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def ask(batcher: Batcher[int, int], *rows: int, length: int = 1) -> asyncio.Task[list[int]]:
+    return asyncio.create_task(batcher.submit(rows, [length] * len(rows)))
+
+
+def test_requests_that_arrive_during_a_run_share_the_next_one() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=3)) as batcher:
+            tasks = [ask(batcher, 1)]
+            await settle()
+            tasks += [ask(batcher, row) for row in (2, 3, 4, 5)]
+            await settle()
+            gate.open.set()
+            assert await asyncio.gather(*tasks) == [[10], [20], [30], [40], [50]]
+        assert gate.calls == [[1], [2, 3, 4], [5]]
+
+    run(scenario)
+
+
+def test_requests_that_arrive_together_run_together() -> None:
+    async def scenario() -> None:
+        gate = Gate(open_=True)
+        async with Batcher(gate, BatchPolicy()) as batcher:
+            assert list(await asyncio.gather(ask(batcher, 1), ask(batcher, 2, 3))) == [[10], [20, 30]]
+        assert gate.calls == [[1, 2, 3]]
+
+    run(scenario)
+
+
+def test_an_idle_engine_waits_for_nobody() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy()) as batcher:
+            task = ask(batcher, 1)
+            await settle()
+            assert gate.calls == [[1]]
+            gate.open.set()
+            await task
+
+    run(scenario)
+
+
+def test_a_cancelled_request_never_runs() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy()) as batcher:
+            first = ask(batcher, 1)
+            await settle()
+            second, third = ask(batcher, 2, 3), ask(batcher, 4)
+            await settle()
+            second.cancel()
+            await settle()
+            gate.open.set()
+            assert list(await asyncio.gather(first, third)) == [[10], [40]]
+        assert gate.calls == [[1], [4]]
+
+    run(scenario)
+
+
+def test_a_failed_run_fails_its_own_requests_only() -> None:
+    async def scenario() -> None:
+        async with Batcher(Gate(open_=True), BatchPolicy(max_rows=1)) as batcher:
+            tasks = [ask(batcher, row) for row in (1, -1, 2)]
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert done[0] == [10]
+        assert done[2] == [20]
+        assert isinstance(done[1], RunError)
+
+    run(scenario)
+
+
+def test_one_failed_row_fails_its_request_and_spares_the_engine_the_rest() -> None:
+    async def scenario() -> None:
+        gate = Gate(open_=True)
+        async with Batcher(gate, BatchPolicy(max_rows=2)) as batcher:
+            with pytest.raises(RunError, match="bad kernel"):
+                await batcher.submit([-1, 1, 2, 3, 4], [1] * 5)
+        assert gate.calls == [[-1, 1]]
+
+    run(scenario)
+
+
+def test_each_waiter_of_a_failed_batch_gets_its_own_error() -> None:
+    async def scenario() -> None:
+        async with Batcher(Gate(open_=True), BatchPolicy(max_rows=2)) as batcher:
+            first, second = await asyncio.gather(ask(batcher, -1), ask(batcher, 2), return_exceptions=True)
+        assert isinstance(first, RunError)
+        assert isinstance(second, RunError)
+        assert first is not second
+        assert str(first) == str(second) == "bad kernel"
+
+    run(scenario)
+
+
+def test_an_error_keeps_what_it_carries() -> None:
+    async def refuse(_: list[int]) -> list[int]:
+        raise Overloaded("engine is away", draining=True)
+
+    async def scenario() -> None:
+        async with Batcher(refuse, BatchPolicy()) as batcher:
+            with pytest.raises(Overloaded, match="engine is away") as caught:
+                await batcher.submit([1], [1])
+        assert caught.value.draining
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BatchPolicy(max_rows=1, max_waiting_rows=2),
+        BatchPolicy(max_rows=1, max_waiting_tokens=8),
+    ],
+)
+def test_a_full_queue_refuses_whole_requests_until_it_has_room(policy: BatchPolicy) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, policy) as batcher:
+            first = ask(batcher, 1, length=4)
+            await settle()
+            second = ask(batcher, 2, length=4)
+            await settle()
+            with pytest.raises(Overloaded, match="1 rows with 4 tokens are waiting") as caught:
+                await batcher.submit([3, 4], [4, 4])
+            assert not caught.value.draining
+            second.cancel()
+            await settle()
+            third = ask(batcher, 3, 4, length=4)
+            await settle()
+            assert batcher.waiting == 2
+            gate.open.set()
+            assert list(await asyncio.gather(first, third)) == [[10], [30, 40]]
+        assert gate.calls == [[1], [3], [4]]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([9], "a row has 9 tokens; a batch holds 8"),
+        ([1] * 5, "the request has 5 rows and 5 tokens; the queue holds 4 rows and 20 tokens"),
+        ([8, 8, 8], "the request has 3 rows and 24 tokens; the queue holds 4 rows and 20 tokens"),
+    ],
+)
+def test_what_could_never_run_is_the_callers_fault(lengths: list[int], message: str) -> None:
+    async def scenario() -> None:
+        policy = BatchPolicy(max_cells=8, max_waiting_rows=4, max_waiting_tokens=20)
+        async with Batcher(Gate(open_=True), policy) as batcher:
+            with pytest.raises(InputError, match=message):
+                await batcher.submit(list(range(len(lengths))), lengths)
+
+    run(scenario)
+
+
+def test_leaving_the_block_drains_what_was_admitted_and_admits_no_more() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        batcher = Batcher(gate, BatchPolicy(max_rows=1))
+        async with batcher:
+            tasks = [ask(batcher, 1), ask(batcher, 2)]
+            await settle()
+            leaving = asyncio.create_task(batcher.__aexit__())
+            await settle()
+            with pytest.raises(Overloaded, match="the server is stopping") as caught:
+                await batcher.submit([3], [1])
+            assert caught.value.draining
+            gate.open.set()
+            await leaving
+        assert [task.result() for task in tasks] == [[10], [20]]
+
+    run(scenario)
+
+
+def test_every_batch_is_told_of_with_its_sizes_and_waits() -> None:
+    seen: list[Ran] = []
+    times = iter(range(100))
+
+    async def scenario() -> None:
+        async with Batcher(
+            Gate(open_=True), BatchPolicy(), observe=seen.append, clock=lambda: float(next(times))
+        ) as batcher:
+            await batcher.submit([1, 2], [3, 5])
+
+    run(scenario)
+    assert seen == [Ran(rows=2, tokens=8, longest=5, seconds=1.0, waited=(1.0, 1.0), failed=False)]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alula.batching import BatchPolicy, take
+from alula.core.errors import InputError
+
+
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=50),
+    rows=st.integers(1, 16),
+    cells=st.integers(64, 512),
+)
+def test_a_batch_is_as_large_as_its_limits_allow_and_no_larger(
+    lengths: list[int], rows: int, cells: int
+) -> None:
+    count = take(lengths, BatchPolicy(max_rows=rows, max_cells=cells))
+    assert 1 <= count <= min(rows, len(lengths))
+    assert count * max(lengths[:count]) <= cells
+    if count < min(rows, len(lengths)):  # one more would not have fitted
+        assert (count + 1) * max(lengths[: count + 1]) > cells
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [
+        ([], 0),
+        ([1, 1, 1, 1], 4),
+        ([1, 1, 1, 1, 1], 4),
+        ([3, 3, 3], 2),
+        ([2, 5], 1),  # the second row would pad both to 5
+        ([8, 1], 1),
+    ],
+)
+def test_the_oldest_go_first(lengths: list[int], count: int) -> None:
+    assert take(lengths, BatchPolicy(max_rows=4, max_cells=8)) == count
+
+
+@pytest.mark.parametrize("name", ["max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"])
+def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is 0; expected at least 1"):
+        BatchPolicy(**{name: 0})
