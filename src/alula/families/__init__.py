@@ -1,1 +1,28 @@
 """Checkpoint folders in, ONNX graphs out: one module per family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from alula.core.errors import MissingExtraError
+from alula.core.model import ModelSpec
+from alula.families.checkpoint import Checkpoint, open_checkpoint
+from alula.families.tasks import describe
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["Checkpoint", "describe", "open_checkpoint", "write"]
+
+
+def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 23) -> ir.Model:
+    """Write one part in memory; its weights are read from the checkpoint when the model is saved."""
+    if spec.family == "traced":
+        from alula.families import traced  # noqa: PLC0415 - it imports torch
+
+        return traced.write(checkpoint, spec, part_name, opset)
+    try:
+        from alula.families.assemble import assemble  # noqa: PLC0415 - onnx_ir is for building only
+    except ImportError as error:
+        raise MissingExtraError("writing a graph", "build") from error
+    return assemble(checkpoint, spec, part_name, opset)

@@ -1,0 +1,142 @@
+"""Nodes and weights of one ONNX graph, as a family adds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from alula.core.errors import InputError
+from alula.core.tensor import TensorSpec
+from alula.families.weights import Floats, Weights
+
+Attribute = int | float | str | Sequence[int]
+
+
+class Builder:
+    """A graph under construction; every node is named after the layer it belongs to.
+
+    Weights stay where they are: each is read when the graph is saved, and again whenever it is asked for.
+    """
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix if any(name.startswith(prefix) for name in weights) else ""
+        self._nodes: list[ir.Node] = []
+        self._initializers: dict[str, ir.Value] = {}
+        self._names: dict[str, int] = {}
+
+    def op(self, kind: str, *inputs: ir.Value | None, path: str, **attributes: Attribute) -> ir.Value:
+        """Add a node with one output."""
+        return self.ops(kind, *inputs, path=path, outputs=1, **attributes)[0]
+
+    def ops(
+        self, kind: str, *inputs: ir.Value | None, path: str, outputs: int, **attributes: Attribute
+    ) -> tuple[ir.Value, ...]:
+        """Add a node with several outputs."""
+        name = self._unique(f"{path}/{kind}")
+        values = [ir.Value(name=name if outputs == 1 else f"{name}:{index}") for index in range(outputs)]
+        self._nodes.append(ir.node(kind, inputs, attributes, outputs=values, name=name))
+        return tuple(values)
+
+    def rename(self, value: ir.Value, spec: TensorSpec) -> ir.Value:
+        """Make `value` the output that `spec` describes."""
+        value.name = spec.name
+        value.type = ir.TensorType(ir.DataType[_ONNX[spec.dtype]])
+        value.shape = ir.Shape(spec.shape)
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds this weight of the encoder."""
+        return self._prefix + name in self._weights
+
+    def shape(self, name: str, *, head: bool = False) -> tuple[int, ...]:
+        """The shape of a weight as the checkpoint stores it."""
+        return self._weights[self._find(name, head=head)].shape
+
+    def weight(self, name: str, *, head: bool = False, transposed: bool = False) -> ir.Value:
+        """A weight of the encoder, or of a head beside it; asked for twice, it is stored once."""
+        source = self._weights[self._find(name, head=head)]
+        if not transposed:
+            return self.lazy(name, source.shape, source.read)
+        return self.lazy(name, source.shape[::-1], source.read_transposed)
+
+    def read(self, name: str) -> Floats:
+        """The values of a weight of the encoder, for use inside a lazy one."""
+        return self._weights[self._find(name, head=False)].read()
+
+    def lazy(self, name: str, shape: tuple[int, ...], read: Callable[[], Floats]) -> ir.Value:
+        """An fp32 initializer whose values are made when they are needed, and not kept."""
+        if name not in self._initializers:
+            tensor = ir.LazyTensor(
+                lambda: ir.Tensor(read(), name=name),
+                dtype=ir.DataType.FLOAT,
+                shape=ir.Shape(shape),
+                name=name,
+            )
+            self._initializers[name] = _initializer(name, shape, tensor)
+        return self._initializers[name]
+
+    def floats(self, *values: float) -> ir.Value:
+        """A small fp32 constant: a scalar if one value is given."""
+        return self._constant(np.array(values if len(values) > 1 else values[0], dtype=np.float32))
+
+    def ints(self, *values: int) -> ir.Value:
+        """A small int64 constant of one dimension."""
+        return self._constant(np.array(values, dtype=np.int64))
+
+    def index(self, value: int) -> ir.Value:
+        """An int64 scalar."""
+        return self._constant(np.array(value, dtype=np.int64))
+
+    def model(
+        self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str, opset: int
+    ) -> ir.Model:
+        """The finished graph."""
+        graph = ir.Graph(
+            inputs,
+            outputs,
+            nodes=self._nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports={"": opset},
+            name=name,
+        )
+        return ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="alula")
+
+    def _constant(self, array: NDArray[np.generic]) -> ir.Value:
+        name = "_".join([array.dtype.name, "x".join(map(str, array.shape)), *map(str, array.flat)])
+        if name not in self._initializers:
+            self._initializers[name] = _initializer(name, array.shape, ir.Tensor(array, name=name))
+        return self._initializers[name]
+
+    def _find(self, name: str, *, head: bool) -> str:
+        full = name if head else self._prefix + name
+        # TensorFlow's names for the two weights of a norm, still found in old checkpoints.
+        old = full.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for candidate in (full, old):
+            if candidate in self._weights:
+                return candidate
+        raise InputError(f"the checkpoint has no weight {full!r}, which its config.json calls for")
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{name}.{count}" if count else name
+
+
+_ONNX = {"int64": "INT64", "float32": "FLOAT"}
+_IR_VERSION = {23: 11, 24: 12}
+OPSETS = tuple(_IR_VERSION)
+
+
+def graph_input(spec: TensorSpec) -> ir.Value:
+    """An input as `spec` describes it."""
+    return ir.Value(
+        name=spec.name, type=ir.TensorType(ir.DataType[_ONNX[spec.dtype]]), shape=ir.Shape(spec.shape)
+    )
+
+
+def _initializer(name: str, shape: tuple[int, ...], tensor: ir.TensorProtocol) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape), const_value=tensor)

@@ -1,0 +1,142 @@
+"""A checkpoint in the HuggingFace layout: a local folder, or one fetched from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alula.core.errors import InputError, MissingExtraError
+from alula.families.weights import INDEX, read_header, weight_files
+
+# What `describe` and `write` read besides weights, and so what the digest covers.
+_SETTINGS = (
+    "config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "tokenizer_config.json",
+    "sentence_*_config.json",
+)
+_FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model")
+_NOT_FETCHED = ("onnx/*", "openvino/*", "coreml/*", "*/checkpoint-*")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A folder of weights and settings; `digest` depends on their content, not on the folder's place."""
+
+    root: Path
+    name: str
+    revision: str
+    config: Mapping[str, Any]
+    digest: str
+
+
+def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
+    """Find a checkpoint by folder or hub id, and check that its files are whole."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if revision != "main":
+            raise InputError(f"{model} is a local folder, which has no revision {revision!r}")
+        return _read(folder, folder.resolve().name, "local")
+    if folder.is_file():
+        raise InputError(f"{model} is a file, expected the folder that holds config.json and the weights")
+    if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
+        raise InputError(f"no folder {model}")
+    root = _fetch(model, revision)
+    # The hub's cache names a snapshot by its commit.
+    return _read(root, model, root.name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a JSON file of the checkpoint."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def module_folders(root: Path) -> tuple[tuple[str, str], ...]:
+    """Kind and folder of each sentence-transformers module, in order; none without modules.json."""
+    path = root / "modules.json"
+    if not path.is_file():
+        return ()
+    try:
+        entries = json.loads(path.read_text("utf-8"))
+        return tuple((str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a list of modules: {error!r}") from error
+
+
+def _read(root: Path, name: str, revision: str) -> Checkpoint:
+    if not (root / "config.json").is_file():
+        raise InputError(f"{root} has no config.json; expected a model folder in the HuggingFace layout")
+    config = read_json(root / "config.json")
+    files = weight_files(root)
+    if not files:
+        raise InputError(f"{root} has no {files_wanted()}; {_conversion(root, config)}")
+    for path in files:
+        read_header(path)
+    return Checkpoint(root=root, name=name, revision=revision, config=config, digest=_digest(root))
+
+
+def files_wanted() -> str:
+    """The names weights may have."""
+    return f"model.safetensors (or {INDEX})"
+
+
+def _conversion(root: Path, config: Mapping[str, Any]) -> str:
+    architecture = (config.get("architectures") or ["AutoModel"])[0]
+    return (
+        "weights in pytorch_model.bin have to be converted once, where torch and transformers are installed: "
+        f"python -c \"import transformers as t; t.{architecture}.from_pretrained('{root}').save_pretrained('{root}')\""
+    )
+
+
+def _fetch(model: str, revision: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 - for building only
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError(f"no folder {model}; fetching it from the hub", "build") from error
+    wanted, unwanted = list(_FETCHED), list(_NOT_FETCHED)
+    try:
+        return Path(
+            snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted)
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"no folder {model}, and fetching {model!r} at {revision!r} from the hub failed: {first}; "
+            "check the id, its revision and the network, log in if the model is gated, or give a local folder"
+        ) from error
+
+
+def _digest(root: Path) -> str:
+    """Hash names and contents of what decides the graph, in one order."""
+    total = hashlib.sha256()
+    for path in sorted(set(_deciding(root))):
+        content = hashlib.sha256()
+        buffer = memoryview(bytearray(_BLOCK))
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                content.update(buffer[:count])
+        total.update(f"{path.relative_to(root).as_posix()}\0{content.hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _deciding(root: Path) -> Iterator[Path]:
+    for pattern in _SETTINGS:
+        yield from root.glob(pattern)
+    yield from weight_files(root)
+    for _, folder in module_folders(root):
+        if folder:
+            yield from (root / folder).glob("config.json")
+            yield from weight_files(root / folder)

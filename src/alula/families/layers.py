@@ -1,0 +1,146 @@
+"""Layers that several families share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from alula.core.errors import InputError
+from alula.families.builder import Builder
+from alula.families.settings import Settings
+
+# Far below any attention score, so that softmax gives it exactly 0, and yet finite, in fp16 too:
+# a row without any token keeps finite numbers where -inf would make NaN.
+MASKED = -10000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """The inputs of an encoder, and what every layer needs of them."""
+
+    ids: ir.Value
+    mask: ir.Value
+    types: ir.Value | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerNames:
+    """Where one family keeps its layers, and the parts of one below the layer's own path."""
+
+    path: str
+    query: str
+    key: str
+    value: str
+    attention: str
+    output: str
+    attention_norm: str
+    expand: str
+    contract: str
+    norm: str
+
+    def at(self, index: int) -> LayerNames:
+        """The full names of one layer."""
+        path = f"{self.path}.{index}"
+        parts = {name: f"{path}.{getattr(self, name)}" for name in self.__slots__ if name != "path"}
+        return LayerNames(path=path, **parts)
+
+
+def linear(b: Builder, x: ir.Value, name: str, *, head: bool = False) -> ir.Value:
+    """Compute x W^T + b, with the checkpoint's [out, in] weight stored the other way round."""
+    y = b.op("MatMul", x, b.weight(f"{name}.weight", head=head, transposed=True), path=name)
+    return b.op("Add", y, b.weight(f"{name}.bias", head=head), path=name)
+
+
+def norm(b: Builder, x: ir.Value, name: str, epsilon: float) -> ir.Value:
+    """Layer normalisation over the last axis."""
+    scale, bias = b.weight(f"{name}.weight"), b.weight(f"{name}.bias")
+    return b.op("LayerNormalization", x, scale, bias, path=name, axis=-1, epsilon=epsilon)
+
+
+def length_of(b: Builder, ids: ir.Value) -> ir.Value:
+    """The number of tokens, as a vector of one."""
+    shape = b.op("Shape", ids, path="length")
+    return b.op("Slice", shape, b.ints(1), b.ints(2), b.ints(0), path="length")
+
+
+def additive_mask(b: Builder, mask: ir.Value, length: ir.Value) -> ir.Value:
+    """0 where a token may be attended to and `MASKED` elsewhere, [batch, 1, length, length].
+
+    ONNX Runtime's Attention takes a mask with its query axis in full; all layers share this one.
+    """
+    kept = b.op("Cast", mask, path="mask", to=int(ir.DataType.FLOAT))
+    hidden = b.op("Mul", b.op("Sub", b.floats(1), kept, path="mask"), b.floats(MASKED), path="mask")
+    row = b.op("Unsqueeze", hidden, b.ints(1, 2), path="mask")
+    full = b.op("Concat", b.ints(1, 1), length, b.ints(1), path="mask", axis=0)
+    return b.op("Expand", row, full, path="mask")
+
+
+def rows(b: Builder, table: ir.Value, length: ir.Value, path: str) -> ir.Value:
+    """The first `length` rows of a table."""
+    return b.op("Slice", table, b.ints(0), length, b.ints(0), path=path)
+
+
+def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings) -> ir.Value:
+    """Word, position and (where there are several) token type embeddings, normalised."""
+    path = "embeddings.word_embeddings"
+    total = b.op("Gather", b.weight(f"{path}.weight"), inputs.ids, path=path)
+    total = b.op("Add", total, positions, path="embeddings")
+    if inputs.types is not None:
+        path = "embeddings.token_type_embeddings"
+        types = b.op("Gather", b.weight(f"{path}.weight"), inputs.types, path=path)
+        total = b.op("Add", total, types, path="embeddings")
+    return norm(b, total, "embeddings.LayerNorm", s.epsilon)
+
+
+def position_table(b: Builder, s: Settings) -> ir.Value:
+    """The position embeddings; a token type that is the only one is added to every position here, once."""
+    name = "embeddings.position_embeddings.weight"
+    only_type = "embeddings.token_type_embeddings.weight"
+    if s.types != 1:
+        return b.weight(name)
+    return b.lazy(name, b.shape(name), lambda: b.read(name) + b.read(only_type))
+
+
+def layers(b: Builder, x: ir.Value, mask: ir.Value, names: LayerNames, s: Settings) -> ir.Value:
+    """The stack of post-norm transformer layers."""
+    for index in range(s.layers):
+        x = _layer(b, x, mask, names.at(index), s)
+    return x
+
+
+def _layer(b: Builder, x: ir.Value, mask: ir.Value, at: LayerNames, s: Settings) -> ir.Value:
+    q, k, v = (linear(b, x, name) for name in (at.query, at.key, at.value))
+    heads = {"q_num_heads": s.heads, "kv_num_heads": s.heads}
+    context = linear(b, b.op("Attention", q, k, v, mask, path=at.attention, **heads), at.output)
+    x = norm(b, b.op("Add", context, x, path=at.attention_norm), at.attention_norm, s.epsilon)
+    wide = activation(b, linear(b, x, at.expand), s.activation, at.expand)
+    return norm(b, b.op("Add", linear(b, wide, at.contract), x, path=at.norm), at.norm, s.epsilon)
+
+
+def first_token(b: Builder, x: ir.Value, path: str) -> ir.Value:
+    """The state at position 0, padded or not, as the classification heads of transformers take it."""
+    return b.op("Gather", x, b.index(0), path=path, axis=1)
+
+
+_ERF_GELU = ("gelu", "gelu_python")
+_TANH_GELU = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
+_ONE_NODE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "mish": "Mish"}
+_GATED = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}
+ACTIVATIONS = (*_ERF_GELU, *_TANH_GELU, *_ONE_NODE, *_GATED, "linear", "none")
+
+
+def activation(b: Builder, x: ir.Value, name: str, path: str) -> ir.Value:
+    """An activation by the name transformers gives it."""
+    if name not in ACTIVATIONS:
+        raise InputError(f"activation {name!r} is not one of: {', '.join(ACTIVATIONS)}")
+    if name in _ERF_GELU:
+        return b.op("Gelu", x, path=path)
+    if name in _TANH_GELU:
+        return b.op("Gelu", x, path=path, approximate="tanh")
+    if name in _ONE_NODE:
+        return b.op(_ONE_NODE[name], x, path=path)
+    if name in _GATED:
+        scaled = x if _GATED[name] == 1.0 else b.op("Mul", x, b.floats(_GATED[name]), path=path)
+        return b.op("Mul", x, b.op("Sigmoid", scaled, path=path), path=path)
+    return x

@@ -1,0 +1,158 @@
+"""From config.json to a ModelSpec: which family, which task, which inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec, Part
+from alula.core.tensor import Dim, TensorSpec
+from alula.core.words import POOLINGS, TASKS, choice
+from alula.families.checkpoint import Checkpoint
+from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
+from alula.families.settings import Settings, read_settings
+from alula.families.weights import read_weights
+
+FAMILIES: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "distilbert": "distilbert",
+    "mpnet": "mpnet",
+    "electra": "electra",
+}
+"""The module that writes each model type; others are traced."""
+
+_TASK_BY_ENDING: Mapping[str, str] = {
+    "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "Model": "embeddings",
+}
+_HEAD: Mapping[str, str] = {
+    "sequence-classification": "classifier",
+    "reranking": "classifier",
+    "token-classification": "classifier",
+    "question-answering": "qa_outputs",
+}
+"""The layer a checkpoint must hold for a task."""
+
+
+def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | None = None) -> ModelSpec:
+    """Say what the checkpoint is written as, or why it cannot be."""
+    config = checkpoint.config
+    family = FAMILIES.get(_model_type(config), "traced")
+    settings = read_settings(family, config)
+    labels = _labels(config)
+    chosen = choice("task", task, TASKS) if task else _task(checkpoint, labels)
+    _check_head(checkpoint, family, chosen, labels)
+    if pooling and chosen != "embeddings":
+        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {chosen}")
+    embedding = read_embedding(checkpoint) if chosen == "embeddings" else None
+    classifies = chosen not in {"embeddings", "question-answering"}
+    return ModelSpec(
+        name=checkpoint.name,
+        digest=checkpoint.digest,
+        revision=checkpoint.revision,
+        architecture=_architecture(config) or _model_type(config),
+        family=family,
+        task=chosen,
+        parts=(_encoder(chosen, settings, embedding, len(labels)),),
+        max_length=token_limit(checkpoint.root, settings.tokens),
+        vocab_size=settings.vocab,
+        pad_id=settings.pad_id,
+        pooling=_pooling(embedding, pooling),
+        normalize=embedding is not None and embedding.normalize,
+        labels=labels if classifies else (),
+        activation=_activation(checkpoint, chosen, len(labels)),
+    )
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    found = config.get("model_type")
+    if not isinstance(found, str):
+        raise InputError(f"config.json: model_type is {found!r}; expected a name such as 'bert'")
+    return found
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    return str((config.get("architectures") or [""])[0])
+
+
+def _task(checkpoint: Checkpoint, labels: tuple[str, ...]) -> str:
+    architecture = _architecture(checkpoint.config)
+    for ending, task in _TASK_BY_ENDING.items():
+        if architecture.endswith(ending):
+            return "reranking" if task == "sequence-classification" and len(labels) == 1 else task
+    if (checkpoint.root / "modules.json").is_file():
+        return "embeddings"
+    raise InputError(f"architecture {architecture!r} names no task; name one of: {', '.join(TASKS)}")
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Labels in the order of their ids; transformers means two where nothing is said."""
+    named = config.get("id2label")
+    if not named:
+        return tuple(f"LABEL_{index}" for index in range(config.get("num_labels") or 2))
+    try:
+        by_id = {int(key): str(label) for key, label in named.items()}
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"config.json: id2label is {named!r}, expected labels by number") from error
+    if sorted(by_id) != list(range(len(by_id))):
+        raise InputError(f"config.json: id2label has ids {sorted(by_id)}, expected 0..{len(by_id) - 1}")
+    return tuple(by_id[index] for index in range(len(by_id)))
+
+
+def _check_head(checkpoint: Checkpoint, family: str, task: str, labels: tuple[str, ...]) -> None:
+    """Refuse a task whose head the checkpoint lacks: transformers would make one up."""
+    if task == "reranking" and len(labels) != 1:
+        raise InputError(
+            f"reranking needs a classifier with one label, the checkpoint has {len(labels)}: {labels}"
+        )
+    head = _HEAD.get(task)
+    if (
+        head
+        and family != "traced"
+        and not any(n.startswith(f"{head}.") for n in read_weights(checkpoint.root))
+    ):
+        raise InputError(
+            f"task {task} needs the layer {head!r}, which the weights of {checkpoint.name} "
+            f"({_architecture(checkpoint.config) or 'no architecture named'}) do not have"
+        )
+
+
+def _encoder(task: str, settings: Settings, embedding: Embedding | None, labels: int) -> Part:
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if settings.types > 1 else [])]
+    cells: tuple[Dim, ...] = ("batch", "length")
+    outputs: Mapping[str, tuple[Dim, ...]]
+    if embedding:
+        size = embedding.dense[-1].size if embedding.dense else settings.hidden
+        outputs = {"embedding": ("batch", size)}
+    elif task == "question-answering":
+        outputs = {"start_logits": cells, "end_logits": cells}
+    else:
+        outputs = {"logits": (*cells, labels) if task == "token-classification" else ("batch", labels)}
+    return Part(
+        name="encoder",
+        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=cells) for name in inputs),
+        outputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in outputs.items()),
+    )
+
+
+def _pooling(embedding: Embedding | None, named: str | None) -> str:
+    if embedding is None:
+        return ""
+    return choice("pooling", named, POOLINGS) if named else embedding.pooling
+
+
+def _activation(checkpoint: Checkpoint, task: str, labels: int) -> str:
+    """What turns logits into scores."""
+    problem = checkpoint.config.get("problem_type")
+    if task == "embeddings" or (task == "sequence-classification" and problem == "regression"):
+        return "none"
+    if task == "reranking":
+        return score_function(checkpoint)
+    one_each = problem == "multi_label_classification" or labels == 1
+    return "sigmoid" if task == "sequence-classification" and one_each else "softmax"
