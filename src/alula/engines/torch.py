@@ -1,0 +1,229 @@
+"""PyTorch and transformers: the reference that other engines are compared with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import transformers
+from transformers.modeling_utils import load_state_dict
+from transformers.utils import logging as progress
+
+from alula.core.errors import EngineError, InputError, RunError
+from alula.core.model import ModelSpec
+from alula.core.parse import get
+from alula.core.profile import Profile, Range, admit
+from alula.core.tensor import Feeds
+from alula.core.words import choice, refuse_unless_offered
+from alula.engines import host
+from alula.engines.foreign import said
+
+Tensor = torch.Tensor
+Pool = Callable[[Tensor, Tensor], Tensor]
+
+
+class Loader(Protocol):
+    """One of the Auto classes of transformers."""
+
+    def from_pretrained(
+        self, root: Path, *, dtype: torch.dtype, local_files_only: bool, output_loading_info: bool
+    ) -> tuple[torch.nn.Module, Mapping[str, set[str]]]:
+        """A model, and which of its weights were missing."""
+        ...
+
+
+LOADERS: Mapping[str, Loader] = {
+    "embeddings": transformers.AutoModel,
+    "sequence-classification": transformers.AutoModelForSequenceClassification,
+    "reranking": transformers.AutoModelForSequenceClassification,
+    "token-classification": transformers.AutoModelForTokenClassification,
+    "question-answering": transformers.AutoModelForQuestionAnswering,
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = 1024
+
+
+def reference(
+    checkpoint_root: Path,
+    spec: ModelSpec,
+    *,
+    threads: int = 0,
+    dtype: str = "fp32",
+    profile: Profile | None = None,
+) -> TorchSession:
+    """A session that computes the outputs of `spec` with the model classes of transformers.
+
+    `threads` holds for the whole process, as PyTorch keeps one pool. Without a profile every length up to the
+    model's own is admitted.
+    """
+    refuse_unless_offered("torch", dtype)
+    loader = LOADERS[choice("task", spec.task, tuple(LOADERS))]
+    torch.set_num_threads(host.threads_or_all(threads))
+    model = _load(loader, checkpoint_root, DTYPES[dtype], headless=spec.task == "embeddings")
+    tail = _embedding(checkpoint_root, spec) if spec.task == "embeddings" else None
+    return TorchSession(spec, model, tail, profile or _whole(spec))
+
+
+class TorchSession:
+    """A transformers model in eval mode, and what turns its hidden states into an embedding."""
+
+    def __init__(self, spec: ModelSpec, model: torch.nn.Module, tail: Pool | None, profile: Profile) -> None:
+        (part,) = spec.parts
+        self.inputs = part.inputs
+        self.outputs = part.outputs
+        self._profile = profile
+        self._model: torch.nn.Module | None = model
+        self._tail = tail
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """Run once, without gradients."""
+        if self._model is None:
+            raise RunError("session is closed")
+        admit(self.inputs, self._profile, feeds)
+        # Copies: PyTorch warns about memory it may not write to, and refuses negative strides.
+        given = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+        try:
+            with torch.inference_mode():
+                answer = self._answer(self._model, given)
+        except (RuntimeError, IndexError) as error:
+            raise RunError(f"torch failed: {said(error)}") from error
+        return {spec.name: answer[spec.name].float().numpy() for spec in self.outputs}
+
+    def _answer(self, model: torch.nn.Module, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        answer = model(**given)
+        if self._tail is None:
+            return {spec.name: answer[spec.name] for spec in self.outputs}
+        # Pooled in fp32, as sums over many tokens lose digits in bf16.
+        hidden = answer.last_hidden_state.float()
+        return {self.outputs[0].name: self._tail(hidden, given["attention_mask"])}
+
+    def close(self) -> None:
+        """Release the model."""
+        self._model = self._tail = None
+
+
+def _load(loader: Loader, root: Path, dtype: torch.dtype, *, headless: bool) -> torch.nn.Module:
+    """The model in eval mode; weights that are missing are refused, as transformers would make them up."""
+    try:
+        model, info = loader.from_pretrained(
+            root, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EngineError(f"transformers cannot load {root}: {said(error)}") from error
+    # An embedding is pooled from the hidden states, so the model's own pooler is not needed.
+    missing = sorted(key for key in info["missing_keys"] if not (headless and key.startswith("pooler.")))
+    if missing:
+        raise InputError(f"{root} has no weights for {', '.join(missing)}; name the task it was trained for")
+    return model.eval()
+
+
+@contextmanager
+def _no_progress() -> Iterator[None]:
+    """Keep transformers from drawing its own progress bars: there is one display for long work."""
+    shown = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            progress.enable_progress_bar()
+
+
+def _whole(spec: ModelSpec) -> Profile:
+    limits = {"batch": Range(1, 1, ROWS), "length": Range(1, 1, spec.max_length)}
+    return Profile({axis: limits[axis] for axis in spec.parts[0].axes})
+
+
+def _embedding(root: Path, spec: ModelSpec) -> Pool:
+    """Pooling, the checkpoint's Dense modules, and normalisation, in that order."""
+    pool = POOLS[choice("pooling", spec.pooling, tuple(POOLS))]
+    layers = _dense_modules(root)
+
+    def tail(hidden: Tensor, mask: Tensor) -> Tensor:
+        pooled: Tensor = layers(pool(hidden, mask))
+        return torch.nn.functional.normalize(pooled, dim=-1) if spec.normalize else pooled
+
+    return tail
+
+
+def _dense_modules(root: Path) -> torch.nn.Sequential:
+    """The Dense modules that sentence-transformers lists in modules.json, in order."""
+    listing = root / "modules.json"
+    if not listing.exists():
+        return torch.nn.Sequential()
+    modules = json.loads(listing.read_text())
+    places = [get(module, str, "path") for module in modules if get(module, str, "type").endswith(".Dense")]
+    return torch.nn.Sequential(*(layer for place in places for layer in _dense(root / place))).eval()
+
+
+def _dense(folder: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
+    config = json.loads((folder / "config.json").read_text())
+    linear = torch.nn.Linear(
+        get(config, int, "in_features"), get(config, int, "out_features"), bias=config.get("bias", True)
+    )
+    weights = folder / "model.safetensors"
+    state = load_state_dict(str(weights if weights.exists() else folder / "pytorch_model.bin"))
+    linear.load_state_dict({key.removeprefix("linear."): value.float() for key, value in state.items()})
+    return linear, _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+
+
+def _activation(path: str) -> torch.nn.Module:
+    name = path.rsplit(".", 1)[-1]
+    kind = getattr(torch.nn, name, None)
+    if not path.startswith("torch.nn.") or kind is None:
+        raise InputError(f"Dense module has activation {path!r}, expected one of torch.nn")
+    made: torch.nn.Module = kind()
+    return made
+
+
+# Each pool takes hidden [batch, length, hidden] and mask [batch, length], and may not depend on where the padding is.
+
+
+def _weights(mask: Tensor) -> Tensor:
+    return mask.unsqueeze(-1).float()
+
+
+def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    kept = _weights(mask)
+    return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+
+
+def _mean_sqrt_len(hidden: Tensor, mask: Tensor) -> Tensor:
+    kept = _weights(mask)
+    return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9).sqrt()
+
+
+def _weighted_mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Later tokens count more: the first token 1, the second 2, padding nothing."""
+    kept = _weights(mask.cumsum(1) * mask)
+    return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1e-9)
+
+
+def _max(hidden: Tensor, mask: Tensor) -> Tensor:
+    return hidden.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
+
+
+def _at(hidden: Tensor, index: Tensor) -> Tensor:
+    return hidden[torch.arange(len(hidden)), index]
+
+
+def _first(hidden: Tensor, mask: Tensor) -> Tensor:
+    return _at(hidden, mask.argmax(1))
+
+
+def _last(hidden: Tensor, mask: Tensor) -> Tensor:
+    return _at(hidden, mask.shape[1] - 1 - mask.flip(1).argmax(1))
+
+
+POOLS: Mapping[str, Pool] = {
+    "mean": _mean,
+    "cls": _first,
+    "lasttoken": _last,
+    "max": _max,
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": _weighted_mean,
+}
