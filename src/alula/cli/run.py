@@ -1,0 +1,157 @@
+"""`alula run`: one answer, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from alula.bundles import Bundle
+from alula.cli.console import Phases, print_json, print_rows
+from alula.codecs import Row, TextCodec, answers, classes, collate, entities, relevance, row_outputs, vectors
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.tensor import Array, Feeds
+
+
+def run(
+    bundle: Path = typer.Argument(help="A bundle's folder.", show_default=False),
+    text: list[str] = typer.Option([], help="A text; for reranking a passage; can be repeated."),
+    query: str | None = typer.Option(None, help="For reranking: what the texts are ranked by."),
+    question: str | None = typer.Option(None, help="For question answering."),
+    context: str | None = typer.Option(None, help="For question answering: where the answer is looked for."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
+) -> int:
+    """Run a bundle once on texts given on the command line."""
+    opened = Bundle.open(bundle)
+    spec = opened.model
+    codec = TextCodec.open(opened.tokenizer, spec)
+    given = Given(text, query, question, context)
+    rows = given.rows(codec)
+
+    from alula.engines import backend  # noqa: PLC0415 - loads a runtime
+    from alula.local import local_engine  # noqa: PLC0415
+
+    with Phases().phase("load the engine"):
+        engine = local_engine(opened)
+        session = backend(engine.backend).open(engine)
+    with closing(session):
+        length = max(engine.plan.profile.axes["length"].min, *(len(row.ids) for row in rows))
+        step = engine.plan.profile.axes["batch"].max
+        outputs = [
+            one
+            for start in range(0, len(rows), step)
+            for one in _answers(session.run, rows[start : start + step], spec, length)
+        ]
+    results = _READ[spec.task](outputs, rows, given, spec)
+    if as_json:
+        print_json("run", results, model=spec.name, task=spec.task)
+    else:
+        print_rows(f"{spec.name}, {spec.task}", list(results[0]) if results else [""], _cells(results))
+    return 0
+
+
+class Given:
+    """The texts of the command line, held to what the task takes."""
+
+    def __init__(
+        self, text: Sequence[str], query: str | None, question: str | None, context: str | None
+    ) -> None:
+        self.text = list(text)
+        self.query = query
+        self.question = question
+        self.context = context
+
+    def rows(self, codec: TextCodec) -> list[Row]:
+        """The texts as rows; what the task does not take is refused, and so is what it misses."""
+        task = codec.spec.task
+        options = {"--query": self.query, "--question": self.question, "--context": self.context}
+        wanted = {"reranking": ("--query",), "question-answering": ("--question", "--context")}.get(task, ())
+        for name, value in options.items():
+            if (value is None) == (name in wanted):
+                raise InputError(f"{name} is {'missing' if value is None else 'not for'} task {task!r}")
+        if bool(self.text) == (task == "question-answering"):
+            raise InputError(f"--text is {'not for' if self.text else 'missing for'} task {task!r}")
+        if self.question is not None and self.context is not None:
+            return [codec.encode_pair(self.question, self.context, only_second=True)]
+        if self.query is not None:
+            return [codec.encode_pair(self.query, text) for text in self.text]
+        return [codec.encode(text) for text in self.text]
+
+
+Reader = Callable[[Sequence[Mapping[str, Array]], Sequence[Row], Given, ModelSpec], list[dict[str, Any]]]
+
+
+def _answers(
+    run_once: Callable[[Feeds], Feeds], rows: Sequence[Row], spec: ModelSpec, length: int
+) -> list[dict[str, Array]]:
+    return row_outputs(run_once(collate(rows, spec, length)), rows, spec)
+
+
+def _embeddings(
+    outputs: Sequence[Mapping[str, Array]], rows: Sequence[Row], given: Given, spec: ModelSpec
+) -> list[dict[str, Any]]:
+    found = [vectors({"embedding": one["embedding"][None]})[0] for one in outputs]
+    return [
+        {"text": text, "tokens": len(row.ids), "embedding": [round(float(value), 6) for value in vector]}
+        for text, row, vector in zip(given.text, rows, found, strict=True)
+    ]
+
+
+def _classes(
+    outputs: Sequence[Mapping[str, Array]], rows: Sequence[Row], given: Given, spec: ModelSpec
+) -> list[dict[str, Any]]:
+    return [
+        {"text": text, **asdict(scored)}
+        for text, one in zip(given.text, outputs, strict=True)
+        for scored in classes(one, spec)
+    ]
+
+
+def _ranking(
+    outputs: Sequence[Mapping[str, Array]], rows: Sequence[Row], given: Given, spec: ModelSpec
+) -> list[dict[str, Any]]:
+    scored = [
+        {"index": index, "score": relevance(one, spec), "text": text}
+        for index, (text, one) in enumerate(zip(given.text, outputs, strict=True))
+    ]
+    return sorted(scored, key=lambda row: -float(str(row["score"])))
+
+
+def _entities(
+    outputs: Sequence[Mapping[str, Array]], rows: Sequence[Row], given: Given, spec: ModelSpec
+) -> list[dict[str, Any]]:
+    return [
+        asdict(entity)
+        for text, row, one in zip(given.text, rows, outputs, strict=True)
+        for entity in entities(one, row, text, spec)
+    ]
+
+
+def _spans(
+    outputs: Sequence[Mapping[str, Array]], rows: Sequence[Row], given: Given, spec: ModelSpec
+) -> list[dict[str, Any]]:
+    return [asdict(answer) for answer in answers(outputs[0], rows[0], given.context or "")]
+
+
+_READ: Mapping[str, Reader] = {
+    "embeddings": _embeddings,
+    "sequence-classification": _classes,
+    "reranking": _ranking,
+    "token-classification": _entities,
+    "question-answering": _spans,
+}
+
+
+def _cells(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [[_cell(value) for value in result.values()] for result in results]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(f'{item:.4f}' for item in value[:4])}, ... {len(value)} numbers]"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,159 @@
+"""What a bundle is judged by: samples, and what the best reference at hand answers for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from alula import families, graphs
+from alula.codecs import TextCodec, collate
+from alula.core.check import Check, Reference
+from alula.core.engine import Plan, Session
+from alula.core.errors import InputError, MissingExtraError
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile
+from alula.core.tensor import Feeds
+from alula.core.words import choice
+from alula.engines import backend as backend_named
+from alula.verify import Sample, compare, draw, golden, invariance, texts_for
+
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
+
+TEXT_BATCH = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """Samples with the outputs of one reference."""
+
+    reference: Reference
+    samples: tuple[Sample, ...]
+    outputs: tuple[Feeds, ...]
+
+    def judge(self, candidate: Session, spec: ModelSpec, precision: str) -> tuple[Check, ...]:
+        """How far the candidate is from this reference."""
+        return compare(self.outputs, candidate, self.samples, spec, precision, self.reference)
+
+
+def choose(wanted: str, spec: ModelSpec) -> Reference:
+    """The strongest reference there is, or the one that was asked for by name, or an error that says why not."""
+    choice("reference", wanted, ("auto", *REFERENCES))
+    if wanted == "golden" and golden.find(spec.digest) is None:
+        raise InputError(
+            f"no golden outputs ship for {spec.name} with digest {spec.digest[:16]}; "
+            f"they ship for {', '.join(golden.names())} as published"
+        )
+    if wanted == "pytorch" and not pytorch_installed():
+        raise MissingExtraError("reference 'pytorch'", "torch")
+    for reference in REFERENCES:
+        if wanted == reference:
+            return reference
+    if pytorch_installed():
+        return "pytorch"
+    return "golden" if golden.find(spec.digest) else "own-graph"
+
+
+def pytorch_installed() -> bool:
+    """Whether PyTorch and transformers can be imported; neither is."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+
+
+def gather(
+    reference: Reference, checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile, scratch: Path
+) -> tuple[Evidence, ...]:
+    """What candidates are judged by, the strongest reference first.
+
+    The golden outputs are few and have no odd shapes, so the own graph's are taken with them.
+    """
+    samples = samples_for(spec, profile, checkpoint.root)
+    if reference == "pytorch":
+        return (_pytorch(checkpoint.root, spec, profile, samples),)
+    own = _own_graph(checkpoint, spec, profile, samples, scratch)
+    return (_golden(spec, profile), own) if reference == "golden" else (own,)
+
+
+def samples_for(spec: ModelSpec, profile: Profile, tokenizer: Path) -> tuple[Sample, ...]:
+    """Seeded ids of every shape that the profile allows, and real texts where there is a tokenizer."""
+    return (*draw(spec, profile), *_texts(spec, profile, tokenizer))
+
+
+def judge_all(
+    evidence: Sequence[Evidence], candidate: Session, spec: ModelSpec, profile: Profile, precision: str
+) -> tuple[Check, ...]:
+    """Every comparison there is for one candidate; that a batch equals its rows is always among them."""
+    checks = [check for item in evidence for check in item.judge(candidate, spec, precision)]
+    drawn = draw(spec, profile, seed=1)
+    return (*checks, *invariance(candidate, drawn, spec, profile, precision))
+
+
+def _asked(reference: Reference, session: Session, samples: Sequence[Sample]) -> Evidence:
+    outputs = tuple(session.run(sample.feeds) for sample in samples)
+    return Evidence(reference=reference, samples=tuple(samples), outputs=outputs)
+
+
+def _pytorch(root: Path, spec: ModelSpec, profile: Profile, samples: Sequence[Sample]) -> Evidence:
+    from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
+
+    with closing(torch_engine.reference(root, spec, profile=profile)) as session:
+        return _asked("pytorch", session, samples)
+
+
+def _own_graph(
+    checkpoint: families.Checkpoint,
+    spec: ModelSpec,
+    profile: Profile,
+    samples: Sequence[Sample],
+    scratch: Path,
+) -> Evidence:
+    """The graph as it was written, in fp32 and with no pass applied, in ONNX Runtime."""
+    backend = backend_named("onnxruntime")
+    aside = scratch / "own-graph"
+    aside.mkdir()
+    try:
+        graph = graphs.save(families.write(checkpoint, spec, "encoder"), aside / "encoder.fp32.onnx", "fp32")
+        engine = backend.compile(graph, Plan(profile=profile), aside / "engine")
+        with closing(backend.open(engine)) as session:
+            return _asked("own-graph", session, samples)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
+    """The stored outputs of transformers for these very weights, as far as the profile takes their shapes."""
+    stored = golden.find(spec.digest)
+    if stored is None:
+        raise InputError(f"no golden outputs ship for {spec.name}")
+    pairs = zip(stored.samples, stored.outputs, strict=True)
+    within = [(sample, outputs) for sample, outputs in pairs if _fits(sample, profile)]
+    return Evidence(
+        reference="golden",
+        samples=tuple(sample for sample, _ in within),
+        outputs=tuple(outputs for _, outputs in within),
+    )
+
+
+def _fits(sample: Sample, profile: Profile) -> bool:
+    batch, length = sample.mask.shape
+    rows, columns = profile.axes["batch"], profile.axes["length"]
+    return rows.min <= batch <= rows.max and columns.min <= length <= columns.max
+
+
+def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:
+    if not (tokenizer / "tokenizer.json").is_file():
+        return
+    codec = TextCodec.open(tokenizer, spec)
+    rows = [codec.encode_pair(*t) if len(t) == 2 else codec.encode(t[0]) for t in texts_for(spec.task)]
+    longest = profile.axes["length"].max
+    rows = sorted((row for row in rows if len(row.ids) <= longest), key=lambda row: len(row.ids))
+    step = min(TEXT_BATCH, profile.axes["batch"].max)
+    for start in range(0, len(rows) - step + 1, step):
+        batch = rows[start : start + step]
+        length = max(profile.axes["length"].min, *(len(row.ids) for row in batch))
+        sample = Sample(name=f"texts {start}-{start + step - 1}", feeds=collate(batch, spec, length))
+        if _fits(sample, profile):
+            yield sample

@@ -1,0 +1,62 @@
+"""The engine of a bundle, made fit for the machine at hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from alula.bundles import Bundle, cache_root
+from alula.bundles.digest import of_value
+from alula.core.check import Check
+from alula.core.engine import Backend, Engine, Session
+from alula.core.errors import EngineError
+from alula.engines import backend as backend_named
+from alula.verify import Sample, compare
+
+
+def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
+    """The bundle's engine if it was compiled for this machine; else one compiled again here, checked and kept.
+
+    The new engine comes from the bundle's portable graph and must agree with the stored reference outputs,
+    or an EngineError says what differed. It is kept in the cache, since a bundle may be read-only.
+    """
+    engine = bundle.engine(part)
+    backend = backend_named(engine.backend)
+    if engine.target == backend.target:
+        return engine
+    key = of_value([engine.graph.digest, backend.target, str(engine.plan.profile)])
+    kept = replace(engine, target=backend.target, path=cache_root() / "engines" / key)
+    if not kept.path.is_dir():
+        _compile_again(bundle, engine, backend, kept.path)
+    return kept
+
+
+def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
+    """Compare a session with the reference outputs that the build stored."""
+    precision = bundle.engine("encoder").graph.precision
+    stored = bundle.stored
+    samples = tuple(Sample(name=f"stored {at}", feeds=feeds) for at, feeds in enumerate(stored.feeds))
+    return compare(stored.outputs, session, samples, bundle.model, precision, stored.name)
+
+
+def _compile_again(bundle: Bundle, engine: Engine, backend: Backend, to: Path) -> None:
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        compiled = backend.compile(engine.graph, engine.plan, aside)
+        with closing(backend.open(compiled)) as session:
+            checks = self_check(bundle, session)
+        if failed := [check for check in checks if not check.passed]:
+            worst = ", ".join(f"{check.output} {check.metric} {check.worst:.3g}" for check in failed)
+            raise EngineError(
+                f"{bundle.root}: built for {engine.target}; compiled again for {backend.target}, it does not agree "
+                f"with the stored reference outputs: {worst} (limit {failed[0].limit:g})"
+            )
+        if not to.exists():
+            aside.rename(to)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

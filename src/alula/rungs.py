@@ -1,0 +1,142 @@
+"""The precisions of one build: each compiled and judged, the fastest within the limits taken."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from alula import families, graphs
+from alula.bench import measure_rows
+from alula.bundles import Draft, Rung
+from alula.core.check import Check
+from alula.core.engine import Backend, Engine, Plan, Session
+from alula.core.graph import Graph
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile
+from alula.core.progress import Progress
+from alula.core.words import OFFERED, PRECISIONS, choice, refuse_unless_offered
+from alula.evidence import Evidence, judge_all
+
+ROUNDS = 15
+
+GAIN = 0.97
+"""A lower precision must take at most this share of the time, or it is left: below that it is noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One precision, compiled and judged."""
+
+    precision: str
+    graph: Graph
+    engine: Engine
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every comparison held."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workshop:
+    """What every candidate of one build has in common."""
+
+    checkpoint: families.Checkpoint
+    spec: ModelSpec
+    backend: Backend
+    profile: Profile
+    opset: int | None
+    draft: Draft
+    evidence: tuple[Evidence, ...]
+
+    def candidate(self, precision: str, progress: Progress) -> Candidate:
+        """Write the graph at this precision, compile it, judge it."""
+        with progress.phase(f"write the {precision} graph"):
+            passes = graphs.passes_for(self.backend.name, precision, self.opset)
+            model = graphs.rewrite(families.write(self.checkpoint, self.spec, "encoder"), passes)
+            graph = graphs.save(model, self.draft.graph_path("encoder", precision), precision)
+        with progress.phase(f"compile {precision} for {self.backend.target}"):
+            folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
+            engine = self.backend.compile(graph, Plan(profile=self.profile), folder)
+        against = ", ".join(item.reference for item in self.evidence)
+        with (
+            progress.phase(f"compare {precision} with {against}"),
+            closing(self.backend.open(engine)) as session,
+        ):
+            checks = judge_all(self.evidence, session, self.spec, self.profile, precision)
+        return Candidate(precision=precision, graph=graph, engine=engine, checks=checks)
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+        """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
+        shape = (self.profile.axes["batch"].min, self.profile.axes["length"].opt)
+        with ExitStack() as stack:
+            sessions: dict[str, Session] = {
+                c.precision: stack.enter_context(closing(self.backend.open(c.engine))) for c in candidates
+            }
+            return measure_rows(sessions, self.spec, [shape], engine=self.backend.name, rounds=ROUNDS)
+
+    def keep(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
+        """Remove what lost; the fp32 graph stays, since any CPU can compile it."""
+        kept = tuple(c.graph for c in candidates if c is taken or c.precision == "fp32")
+        names = {graph.path.name for graph in kept}
+        for path in (self.draft.scratch / "graphs").iterdir():
+            if path.name.removesuffix(".data") not in names:
+                path.unlink()
+        for candidate in candidates:
+            if candidate is not taken:
+                shutil.rmtree(candidate.engine.path)
+        return kept
+
+
+def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
+    """The precisions to try: all that the engine offers for "auto", else the one named if it is offered."""
+    choice("precision", wanted, ("auto", *PRECISIONS))
+    if wanted == "auto":
+        return OFFERED[engine]
+    refuse_unless_offered(engine, wanted)
+    return (wanted,)
+
+
+def choose_rung(
+    candidates: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]
+) -> tuple[Candidate, tuple[Rung, ...]]:
+    """The fastest candidate that passed; a lower precision that is not faster is left. Pure.
+
+    Candidates come highest precision first. Where none passed, the first is kept, so that its failed checks are.
+    """
+    times = {str(row["precision"]): float(row["p50_ms"]) for row in reversed(rows)}
+    shape = str(rows[0]["shape"]) if rows else ""
+    taken = candidates[0]
+    for candidate in candidates[1:]:
+        faster = times[candidate.precision] <= GAIN * times[taken.precision]
+        if candidate.passed and (faster or not taken.passed):
+            taken = candidate
+    rungs = tuple(
+        Rung(
+            precision=c.precision,
+            passed=c.passed,
+            p50_ms=times[c.precision],
+            shape=shape,
+            taken=c is taken,
+            reason=_reason(c, taken, times),
+        )
+        for c in candidates
+    )
+    return taken, rungs
+
+
+def _reason(candidate: Candidate, taken: Candidate, times: Mapping[str, float]) -> str:
+    if not candidate.passed:
+        failed = next((check for check in candidate.checks if not check.passed), None)
+        return (
+            f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
+            if failed
+            else "no checks"
+        )
+    if candidate is taken:
+        return "fastest within the limits" if len(times) > 1 else "asked for"
+    return f"{times[candidate.precision] / times[taken.precision]:.2f} times the time of {taken.precision}"

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from alula.bundles import Cache
+from alula.bundles.folder import Bundle
+
+spec = importlib.util.spec_from_file_location("bundle_maker", Path(__file__).with_name("test_folder.py"))
+assert spec is not None
+assert spec.loader is not None
+maker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(maker)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    made: Bundle = maker.make(tmp_path / "built")
+    return made
+
+
+def test_a_kept_bundle_is_fetched_by_its_key_and_no_other(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    key = cache.key({"checkpoint": "a", "precision": "fp32"})
+    cache.keep(key, bundle)
+    fetched = cache.fetch(key, tmp_path / "fetched")
+    assert fetched is not None
+    assert fetched.model == bundle.model
+    assert fetched.root == tmp_path / "fetched"
+    assert cache.fetch(cache.key({"checkpoint": "a", "precision": "bf16"}), tmp_path / "other") is None
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_damaged_entry_is_dropped_and_built_again(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    cache.keep("k", bundle)
+    (tmp_path / "cache" / "bundles" / "k" / "checks.json").write_text("{}")
+    assert cache.fetch("k", tmp_path / "fetched") is None
+    assert not (tmp_path / "cache" / "bundles" / "k").exists()
+    assert not (tmp_path / "fetched").exists()
+
+
+def test_changing_a_fetched_bundle_does_not_change_the_cache(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    cache.keep("k", bundle)
+    first = cache.fetch("k", tmp_path / "one")
+    assert first is not None
+    (first.root / "graphs" / "encoder.fp32.onnx").write_text("changed")
+    assert cache.fetch("k", tmp_path / "two") is not None
+
+
+def test_the_oldest_entries_go_when_the_bound_is_passed(bundle: Bundle, tmp_path: Path) -> None:
+    size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
+    cache = Cache(root=tmp_path / "cache", max_bytes=2 * size + size // 2)
+    for age, key in enumerate(("old", "middle", "new")):
+        cache.keep(key, bundle)
+        os.utime(tmp_path / "cache" / "bundles" / key, (age, age))
+    cache.keep("newest", bundle)
+    assert sorted(path.name for path in (tmp_path / "cache" / "bundles").iterdir()) == ["new", "newest"]
+
+
+def test_the_key_depends_on_every_input_and_not_on_their_order() -> None:
+    cache = Cache(root=Path("nowhere"))
+    assert cache.key({"a": 1, "b": 2}) == cache.key({"b": 2, "a": 1})
+    assert cache.key({"a": 1, "b": 2}) != cache.key({"a": 1, "b": 3})

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alula.bundles import Bundle, Manifest, Rung, Stored, writing
+from alula.core.check import Check
+from alula.core.engine import Engine, Plan
+from alula.core.errors import InputError
+from alula.core.graph import Graph
+from alula.core.model import ModelSpec, Part
+from alula.core.profile import Profile, Range
+from alula.core.tensor import TensorSpec
+
+IDS = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+OUT = TensorSpec(name="embedding", dtype="float32", shape=("batch", 4))
+PART = Part(name="encoder", inputs=(IDS,), outputs=(OUT,))
+SPEC = ModelSpec(
+    name="tiny",
+    digest="d" * 64,
+    revision="main",
+    architecture="BertModel",
+    family="bert",
+    task="embeddings",
+    parts=(PART,),
+    max_length=16,
+    vocab_size=99,
+    pad_id=0,
+    pooling="mean",
+    labels=("a", "b"),
+)
+PASSED = Check(
+    output="embedding",
+    metric="cosine",
+    samples=8,
+    worst=0.9999,
+    mean=1.0,
+    limit=0.999,
+    higher_is_better=True,
+    reference="pytorch",
+)
+STORED = Stored(
+    name="pytorch",
+    feeds=({"input_ids": np.ones((2, 3), np.int64)},),
+    outputs=({"embedding": np.ones((2, 4), np.float32)},),
+)
+
+
+def make(to: Path, checks: tuple[Check, ...] = (PASSED,), content: str = "graph") -> Bundle:
+    with writing(to) as draft:
+        path = draft.graph_path("encoder", "fp32")
+        path.write_text(content)
+        graph = Graph(
+            path=path,
+            digest="g",
+            opset=23,
+            nodes=7,
+            precision="fp32",
+            inputs=PART.inputs,
+            outputs=PART.outputs,
+        )
+        folder = draft.engine_path("encoder", "fake")
+        folder.mkdir()
+        (folder / "engine.json").write_text("{}")
+        plan = Plan(profile=Profile({"batch": Range(1, 2, 4), "length": Range(1, 8, 16)}))
+        engine = Engine(backend="fake", target="fake 1", path=folder, graph=graph, plan=plan)
+        manifest = Manifest(
+            model=SPEC,
+            source="tiny",
+            graphs={"encoder.fp32": graph},
+            engines={"encoder": engine},
+            rungs=(
+                Rung(
+                    precision="fp32",
+                    passed=True,
+                    p50_ms=1.0,
+                    shape="1x8",
+                    taken=True,
+                    reason="asked for",
+                ),
+            ),
+            files=(),
+            built_on={"cpu": "test"},
+        )
+        draft.finish(manifest, checks, [{"engine": "fake", "p50_ms": 1.0}], STORED)
+    return Bundle.open(to)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return make(tmp_path / "b")
+
+
+def test_what_was_written_is_read_back_equal(bundle: Bundle) -> None:
+    assert bundle.model == SPEC
+    assert bundle.checks == (PASSED,)
+    assert bundle.verified
+    assert bundle.timings == ({"engine": "fake", "p50_ms": 1.0},)
+    engine = bundle.engine("encoder")
+    assert engine.graph.path == bundle.root / "graphs" / "encoder.fp32.onnx"
+    assert engine.plan.profile.axes["length"] == Range(1, 8, 16)
+    assert bundle.stored.feeds[0]["input_ids"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert bundle.stored.name == "pytorch"
+
+
+def test_the_layout_is_the_agreed_one(bundle: Bundle) -> None:
+    names = {path.relative_to(bundle.root).as_posix() for path in bundle.root.rglob("*") if path.is_file()}
+    assert names == {
+        "manifest.json",
+        "checks.json",
+        "timings.json",
+        "reference.npz",
+        "graphs/encoder.fp32.onnx",
+        "engines/encoder.fake/engine.json",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["graphs/encoder.fp32.onnx", "engines/encoder.fake/engine.json", "checks.json", "reference.npz"]
+)
+def test_a_file_that_is_missing_cut_short_or_changed_is_named(bundle: Bundle, name: str) -> None:
+    path = bundle.root / name
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(InputError, match=f"{name}: was changed since the bundle was built"):
+        Bundle.open(bundle.root)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(InputError, match=f"{name}: has {len(whole) - 1} bytes, expected {len(whole)}"):
+        Bundle.open(bundle.root)
+    path.unlink()
+    with pytest.raises(InputError, match=f"{name}: is missing"):
+        Bundle.open(bundle.root)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema: is version 2; this package reads 1"),
+        ({"schema": True}, "schema: is bool, expected int"),
+        ({"files": [{"path": "../x", "bytes": 1, "sha256": ""}]}, "leads out of the bundle"),
+        ({"files": [{"path": "x", "bytes": "1", "sha256": ""}]}, r"files\[0\].bytes: is str, expected int"),
+        ({"rungs": 3}, "rungs: is int, expected list"),
+    ],
+)
+def test_manifest_errors_name_file_and_field(bundle: Bundle, change: dict[str, object], message: str) -> None:
+    path = bundle.root / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        Bundle.open(bundle.root)
+
+
+def test_a_profile_out_of_order_is_named_by_its_path(bundle: Bundle) -> None:
+    path = bundle.root / "manifest.json"
+    raw = json.loads(path.read_text())
+    raw["engines"]["encoder"]["profile"]["batch"] = [4, 2, 1]
+    path.write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=r"engines.encoder.profile.batch: need 1 <= min <= opt <= max"):
+        Bundle.open(bundle.root)
+
+
+def test_a_folder_that_is_no_bundle_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a bundle .* alula build MODEL"):
+        Bundle.open(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        Bundle.open(tmp_path / "nowhere")
+
+
+def test_a_nan_survives_the_file_and_does_not_pass(tmp_path: Path) -> None:
+    bundle = make(tmp_path / "b", checks=(replace(PASSED, worst=float("nan")),))
+    assert "NaN" not in (bundle.root / "checks.json").read_text()
+    assert np.isnan(bundle.checks[0].worst)
+    assert not bundle.verified
+
+
+def test_checks_against_the_own_graph_alone_do_not_verify(tmp_path: Path) -> None:
+    assert not make(tmp_path / "b", checks=(replace(PASSED, reference="own-graph"),)).verified
+    assert not make(tmp_path / "c", checks=()).verified
+
+
+def test_new_checks_and_timings_replace_the_old_and_the_bundle_stays_whole(bundle: Bundle) -> None:
+    failed = replace(PASSED, worst=0.5)
+    again = bundle.with_checks([failed]).with_timings([{"engine": "torch", "p50_ms": 3.0}])
+    assert again.checks == (failed,)
+    assert again.timings[0]["engine"] == "torch"
+    assert not Bundle.open(bundle.root).verified
+
+
+class InterruptedHereError(Exception):
+    pass
+
+
+@pytest.fixture
+def siblings(bundle: Bundle) -> Iterator[Path]:
+    yield bundle.root.parent
+    assert [path.name for path in bundle.root.parent.iterdir()] == ["b"]
+
+
+def test_an_interrupted_build_leaves_the_last_good_bundle_and_no_scrap(
+    bundle: Bundle, siblings: Path
+) -> None:
+    with pytest.raises(InterruptedHereError), writing(bundle.root) as draft:
+        draft.graph_path("encoder", "fp32").write_text("half a graph")
+        raise InterruptedHereError
+    assert Bundle.open(bundle.root).verified
+    assert siblings.is_dir()
+
+
+def test_a_finished_build_replaces_the_bundle(bundle: Bundle, siblings: Path) -> None:
+    again = make(bundle.root, content="another graph")
+    assert (again.root / "graphs" / "encoder.fp32.onnx").read_text() == "another graph"
+    assert siblings.is_dir()
+
+
+def test_a_folder_with_other_files_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="is a folder with other files in it"):
+        make(tmp_path / "mine")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        make(tmp_path / "file")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_bundle_opens_from_any_place(bundle: Bundle, tmp_path: Path) -> None:
+    moved = bundle.root.rename(tmp_path / "moved")
+    assert Bundle.open(moved).engine("encoder").path == moved / "engines" / "encoder.fake"
+
+
+def test_an_unknown_part_is_named(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=r"no engine for part 'decoder'; has \['encoder'\]"):
+        bundle.engine("decoder")
