@@ -13,16 +13,15 @@ from alula import families
 from alula.bundles import Bundle, Cache, Manifest, Stored, cache_root, writing
 from alula.bundles.digest import of_sources
 from alula.core.check import Reference
-from alula.core.engine import Backend
 from alula.core.errors import InputError
-from alula.core.machine import cpu_features, machine
+from alula.core.machine import cpu_features, installed, machine
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
+from alula.core.words import precisions_of
 from alula.engines import backend as backend_named
 from alula.engines import resolve
 from alula.evidence import Evidence, choose, gather
-from alula.rungs import Workshop, choose_rung, precisions_of
 
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512)}
 
@@ -63,7 +62,7 @@ class Resolved:
 
     checkpoint: families.Checkpoint
     spec: ModelSpec
-    backend: Backend
+    engine: str
     precisions: tuple[str, ...]
     profile: Profile
     reference: Reference
@@ -93,7 +92,7 @@ def resolve_request(request: BuildRequest) -> Resolved:
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
-        backend=backend_named(engine),
+        engine=engine,
         precisions=precisions,
         profile=profile_of(spec, request.axes),
         reference=choose(request.reference, spec),
@@ -115,6 +114,9 @@ def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
 
 
 def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> None:
+    # Not at the top: a bundle from the cache needs none of what writing and compiling import.
+    from alula.rungs import Workshop, choose_rung  # noqa: PLC0415
+
     with writing(request.to) as draft:
         _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
         with progress.phase(f"ask the reference ({resolved.reference})"):
@@ -124,7 +126,7 @@ def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> Non
         workshop = Workshop(
             checkpoint=resolved.checkpoint,
             spec=resolved.spec,
-            backend=resolved.backend,
+            backend=backend_named(resolved.engine),
             profile=resolved.profile,
             opset=request.opset,
             draft=draft,
@@ -173,7 +175,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     return {
         "checkpoint": resolved.spec.digest,
         "spec": str(replace(resolved.spec, name="")),
-        "target": resolved.backend.target,
+        "engine": [resolved.engine, installed(resolved.engine)],
         "features": cpu_features(),
         "precision": request.precision,
         "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from alula import families, graphs
+from alula import families
 from alula.codecs import TextCodec, collate
 from alula.core.check import Check, Reference
 from alula.core.engine import Plan, Session
@@ -111,6 +111,8 @@ def _own_graph(
     scratch: Path,
 ) -> Evidence:
     """The graph as it was written, in fp32 and with no pass applied, in ONNX Runtime."""
+    from alula import graphs  # noqa: PLC0415 - onnx_ir takes most of a second to import
+
     backend = backend_named("onnxruntime")
     aside = scratch / "own-graph"
     aside.mkdir()

@@ -17,7 +17,6 @@ from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.progress import Progress
-from alula.core.words import OFFERED, PRECISIONS, choice, refuse_unless_offered
 from alula.evidence import Evidence, judge_all
 
 ROUNDS = 15
@@ -90,15 +89,6 @@ class Workshop:
             if candidate is not taken:
                 shutil.rmtree(candidate.engine.path)
         return kept
-
-
-def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
-    """The precisions to try: all that the engine offers for "auto", else the one named if it is offered."""
-    choice("precision", wanted, ("auto", *PRECISIONS))
-    if wanted == "auto":
-        return OFFERED[engine]
-    refuse_unless_offered(engine, wanted)
-    return (wanted,)
 
 
 def choose_rung(

@@ -40,3 +40,12 @@ def choice(kind: str, given: str, allowed: tuple[str, ...]) -> str:
     if given not in allowed:
         raise InputError(f"{kind} {given!r} is not one of: {', '.join(allowed)}")
     return given
+
+
+def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
+    """The precisions to try: all that the engine offers for "auto", else the one named if it is offered."""
+    choice("precision", wanted, ("auto", *PRECISIONS))
+    if wanted == "auto":
+        return OFFERED[engine]
+    refuse_unless_offered(engine, wanted)
+    return (wanted,)
