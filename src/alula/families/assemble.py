@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.families import bert, pooling
+from alula.families import bert, distilbert, electra, mpnet, pooling, roberta
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
 from alula.families.family import Family
@@ -19,6 +19,10 @@ from alula.families.weights import read_weights
 
 FAMILIES: Mapping[str, Family] = {
     "bert": bert.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "electra": electra.FAMILY,
+    "mpnet": mpnet.FAMILY,
+    "roberta": roberta.FAMILY,
 }
 
 

@@ -91,6 +91,10 @@ class Builder:
         """An int64 scalar."""
         return self._constant(np.array(value, dtype=np.int64))
 
+    def count(self, name: str, size: int) -> ir.Value:
+        """The numbers 0, 1, ... size - 1."""
+        return self._stored(name, np.arange(size, dtype=np.int64))
+
     def model(
         self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str, opset: int
     ) -> ir.Model:
@@ -106,7 +110,11 @@ class Builder:
         return ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="alula")
 
     def _constant(self, array: NDArray[np.generic]) -> ir.Value:
-        name = "_".join([array.dtype.name, "x".join(map(str, array.shape)), *map(str, array.flat)])
+        return self._stored(
+            "_".join([array.dtype.name, "x".join(map(str, array.shape)), *map(str, array.flat)]), array
+        )
+
+    def _stored(self, name: str, array: NDArray[np.generic]) -> ir.Value:
         if name not in self._initializers:
             self._initializers[name] = _initializer(name, array.shape, ir.Tensor(array, name=name))
         return self._initializers[name]

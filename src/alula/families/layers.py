@@ -81,6 +81,14 @@ def rows(b: Builder, table: ir.Value, length: ir.Value, path: str) -> ir.Value:
     return b.op("Slice", table, b.ints(0), length, b.ints(0), path=path)
 
 
+def padded_positions(b: Builder, ids: ir.Value, pad_id: int, path: str) -> ir.Value:
+    """Number the tokens that are not padding from pad_id + 1; padding stays at pad_id."""
+    kept = b.op("Not", b.op("Equal", ids, b.index(pad_id), path=path), path=path)
+    kept = b.op("Cast", kept, path=path, to=int(ir.DataType.INT64))
+    number = b.op("Mul", b.op("CumSum", kept, b.index(1), path=path), kept, path=path)
+    return b.op("Add", number, b.index(pad_id), path=path)
+
+
 def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings) -> ir.Value:
     """Word, position and (where there are several) token type embeddings, normalised."""
     path = "embeddings.word_embeddings"

@@ -1,0 +1,41 @@
+"""ELECTRA: BERT with embeddings of a size of their own, and a GELU in its classification head."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from alula.families.bert import LAYERS
+from alula.families.builder import Builder
+from alula.families.family import Family
+from alula.families.layers import (
+    Inputs,
+    activation,
+    additive_mask,
+    embed,
+    first_token,
+    layers,
+    length_of,
+    linear,
+    position_table,
+    rows,
+)
+from alula.families.settings import Settings
+
+
+def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
+    """Token ids to token states."""
+    length = length_of(b, inputs.ids)
+    positions = rows(b, position_table(b, s), length, "embeddings.position_embeddings")
+    x = embed(b, inputs, positions, s)
+    if b.has("embeddings_project.weight"):
+        x = linear(b, x, "embeddings_project")
+    return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
+
+
+def summarize(b: Builder, states: ir.Value) -> ir.Value:
+    """The first layer of the classification head; its GELU does not depend on hidden_act."""
+    first = first_token(b, states, "classifier")
+    return activation(b, linear(b, first, "classifier.dense", head=True), "gelu", "classifier")
+
+
+FAMILY = Family(prefix="electra.", encode=encode, summarize=summarize, classifier="classifier.out_proj")

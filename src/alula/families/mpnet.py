@@ -1,0 +1,92 @@
+"""MPNet: RoBERTa's positions, and a learned bias by the distance of two tokens in every attention."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from alula.families.builder import Builder
+from alula.families.family import Family
+from alula.families.layers import (
+    Inputs,
+    LayerNames,
+    additive_mask,
+    embed,
+    layers,
+    length_of,
+    padded_positions,
+    position_table,
+    rows,
+)
+from alula.families.roberta import summarize
+from alula.families.settings import Settings
+from alula.families.weights import Floats
+
+# MPNet's code has these numbers, whatever pad_token_id and relative_attention_num_buckets say.
+PAD_ID = 1
+BUCKETS = 32
+FARTHEST = 128
+
+LAYERS = LayerNames(
+    path="encoder.layer",
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    attention="attention.attn",
+    output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    expand="intermediate.dense",
+    contract="output.dense",
+    norm="output.LayerNorm",
+)
+
+
+def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
+    """Token ids to token states."""
+    path = "embeddings.position_embeddings"
+    length = length_of(b, inputs.ids)
+    numbers = padded_positions(b, inputs.ids, PAD_ID, path)
+    x = embed(b, inputs, b.op("Gather", position_table(b, s), numbers, path=path), s)
+    bias = distance_bias(b, length, s)
+    mask = b.op("Add", additive_mask(b, inputs.mask, length), bias, path="mask")
+    return layers(b, x, mask, LAYERS, s)
+
+
+def distance_bias(b: Builder, length: ir.Value, s: Settings) -> ir.Value:
+    """The bias of every pair of places, [heads, length, length], which all layers share.
+
+    What a bucket adds depends on the distance alone, so there is one column per distance, made when the graph
+    is saved; the graph only looks up column (key - query + tokens - 1).
+    """
+    path, tokens = "encoder.relative_attention_bias", s.tokens
+    name = f"{path}.weight"
+
+    def by_distance() -> Floats:
+        buckets = b.read(name)[bucket(np.arange(1 - tokens, tokens))]
+        return np.ascontiguousarray(buckets.T)
+
+    table = b.lazy(f"{path}.by_distance", (s.heads, 2 * tokens - 1), by_distance)
+    place = rows(b, b.count("places", tokens), length, path)
+    queries = b.op("Unsqueeze", place, b.ints(1), path=path)
+    keys = b.op("Add", place, b.ints(tokens - 1), path=path)
+    return b.op("Gather", table, b.op("Sub", keys, queries, path=path), path=path, axis=1)
+
+
+def bucket(distance: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bucket of (key - query): one per short distance, then logarithmic; keys to the right have the second half."""
+    half = BUCKETS // 2
+    exact = half // 2
+    far = np.maximum(np.abs(distance), 1).astype(np.float32)
+    # In fp32 throughout, as transformers does it: rounding decides at the edges of a bucket.
+    growth = (
+        np.log(far / np.float32(exact)) / np.float32(math.log(FARTHEST / exact)) * np.float32(half - exact)
+    )
+    logarithmic = np.minimum(exact + growth.astype(np.int64), half - 1)
+    size: NDArray[np.int64] = np.where(np.abs(distance) < exact, np.abs(distance), logarithmic)
+    return size + half * (distance > 0).astype(np.int64)
+
+
+FAMILY = Family(prefix="mpnet.", encode=encode, summarize=summarize, classifier="classifier.out_proj")
