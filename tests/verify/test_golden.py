@@ -53,8 +53,8 @@ def test_they_say_what_made_them() -> None:
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     rows = [
-        Row("", (1, 2), np.float32([0.0, 1.0])),
-        Row("größer", (1, 5, 6, 2), np.float32([1.0, 0.0])),
+        Row("", (1, 2), np.array([0.0, 1.0], dtype=np.float32)),
+        Row("größer", (1, 5, 6, 2), np.array([1.0, 0.0], dtype=np.float32)),
     ]
     golden.save(
         tmp_path / "x.npz", {"digest": "d", "pad_id": "0", "inputs": "input_ids attention_mask"}, rows

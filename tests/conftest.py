@@ -1,0 +1,23 @@
+"""Real models for every suite, made once per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import packaged
+import pytest
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    return packaged.minilm()
+
+
+@pytest.fixture(scope="session")
+def rampart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged.rampart(tmp_path_factory.mktemp("rampart") / "rampart")
+
+
+@pytest.fixture(scope="session")
+def quire_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged.quire(tmp_path_factory.mktemp("quire") / "quire")
