@@ -88,6 +88,10 @@ class Batcher(Generic[In, Out]):
         """Rows in the queue, those cancelled since the last batch included."""
         return len(self._queue)
 
+    def refuse_unless_room(self, rows: int) -> None:
+        """Refuse a request of so many rows as `submit` would, before anybody works on it."""
+        self._admit([1] * rows)
+
     async def submit(self, rows: Sequence[In], lengths: Sequence[int]) -> list[Out]:
         """Queue the rows of one request, all of them or none, and wait for their results in order."""
         self._admit(lengths)

@@ -1,0 +1,202 @@
+"""What the endpoints say: a typed request in, plain JSON values out. Knows nothing of HTTP but the bodies."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alula.codecs import Row, answers, classes, entities, relevance, token_labels, vectors
+from alula.core.errors import InputError
+from alula.core.tensor import Feeds
+from alula.serve import bodies
+from alula.serve.bodies import Fields, Pair
+from alula.serve.service import Catalogue, Service
+
+EMBEDDINGS = ("embeddings",)
+PREDICTIONS = ("sequence-classification", "token-classification", "question-answering")
+RERANKING = ("reranking",)
+
+
+async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
+    """`POST /v1/embeddings`, as OpenAI has it."""
+    service = catalogue.pick(EMBEDDINGS, fields.maybe("model", str))
+    given = bodies.inputs(fields.any("input"), "input")
+    encoding = fields.word("encoding_format", ("float", "base64"))
+    dimensions = fields.maybe("dimensions", int)
+    fields.maybe("user", str)
+    fields.done()
+    refuse_dimensions(service, dimensions)
+    rows, outputs = await service.answer(
+        len(given), _characters(given), lambda: [_encoded(service, one) for one in given]
+    )
+    found = _vectors(outputs, normalize=service.spec.normalize, dimensions=dimensions)
+    tokens = sum(len(row.ids) for row in rows)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": at, "embedding": _written(vector, encoding)}
+            for at, vector in enumerate(found)
+        ],
+        "model": service.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
+    """`POST /embed`, as text-embeddings-inference has it."""
+    service = catalogue.pick(EMBEDDINGS, fields.maybe("model", str))
+    given = bodies.texts(fields.any("inputs"), "inputs")
+    truncate = _truncate(fields)
+    normalize = fields.get("normalize", bool, default=True)
+    dimensions = fields.maybe("dimensions", int)
+    fields.done()
+    refuse_dimensions(service, dimensions)
+    if service.spec.normalize and not normalize:
+        raise InputError(f"normalize is false; {service.name} normalises inside its graph")
+    _, outputs = await service.answer(
+        len(given),
+        _characters(given),
+        lambda: [service.codec.encode(text, truncate=truncate) for text in given],
+    )
+    return [vector.tolist() for vector in _vectors(outputs, normalize=normalize, dimensions=dimensions)]
+
+
+async def predict(catalogue: Catalogue, fields: Fields) -> Any:
+    """`POST /predict`: what the picked model's task makes of the inputs."""
+    service = catalogue.pick(PREDICTIONS, fields.maybe("model", str))
+    return await PREDICT[service.spec.task](service, fields)
+
+
+async def _predict_classes(service: Service, fields: Fields) -> Any:
+    given, batch = bodies.pairs(fields.any("inputs"), "inputs")
+    truncate = _truncate(fields)
+    raw = fields.get("raw_scores", bool, default=False)
+    fields.done()
+    _, outputs = await service.answer(
+        len(given), sum(pair.characters for pair in given), lambda: _encoded_pairs(service, given, truncate)
+    )
+    found = [[asdict(scored) for scored in classes(output, service.spec, raw=raw)] for output in outputs]
+    return found if batch else found[0]
+
+
+async def _predict_entities(service: Service, fields: Fields) -> Any:
+    value = fields.any("inputs")
+    given = bodies.texts(value, "inputs")
+    truncate = _truncate(fields)
+    options = fields.within("parameters")
+    chosen = options if fields.maybe("parameters", dict) else fields
+    aggregation = chosen.word("aggregation_strategy", ("simple", "none"))
+    options.done()
+    fields.done()
+    rows, outputs = await service.answer(
+        len(given),
+        _characters(given),
+        lambda: [service.codec.encode(text, truncate=truncate) for text in given],
+    )
+    read = entities if aggregation == "simple" else token_labels
+    found = [
+        [asdict(entity) for entity in read(output, row, text, service.spec)]
+        for output, row, text in zip(outputs, rows, given, strict=True)
+    ]
+    return found[0] if isinstance(value, str) else found
+
+
+async def _predict_answers(service: Service, fields: Fields) -> Any:
+    """Takes question and context beside one another or, as the HuggingFace API has it, inside `inputs`."""
+    asked = fields.within("inputs") if fields.maybe("inputs", dict) else fields
+    question, context = asked.get("question", str), asked.get("context", str)
+    if asked is not fields:
+        asked.done()
+    options = fields.within("parameters")
+    chosen = options if fields.maybe("parameters", dict) else fields
+    count = chosen.get("top_k", int, 1)
+    longest = chosen.get("max_answer_len", int, 15)
+    truncate = _truncate(fields)
+    options.done()
+    fields.done()
+    if count < 1 or longest < 1:
+        raise InputError(f"top_k is {count} and max_answer_len is {longest}; expected at least 1 of each")
+    (row,), (output,) = await service.answer(
+        1,
+        len(question) + len(context),
+        lambda: [service.codec.encode_pair(question, context, truncate=truncate, only_second=True)],
+    )
+    found = [asdict(one) for one in answers(output, row, context, count=count, max_tokens=longest)]
+    if count > 1:
+        return found
+    return found[0] if found else {"answer": "", "start": 0, "end": 0, "score": 0.0}
+
+
+PREDICT: dict[str, Callable[[Service, Fields], Any]] = {
+    "sequence-classification": _predict_classes,
+    "token-classification": _predict_entities,
+    "question-answering": _predict_answers,
+}
+
+
+async def rerank(catalogue: Catalogue, fields: Fields) -> list[dict[str, Any]]:
+    """`POST /rerank`, as text-embeddings-inference has it: the best text first."""
+    service = catalogue.pick(RERANKING, fields.maybe("model", str))
+    query = fields.get("query", str)
+    given = bodies.texts(fields.get("texts", list), "texts")
+    raw = fields.get("raw_scores", bool, default=False)
+    return_text = fields.get("return_text", bool, default=False)
+    truncate = _truncate(fields)
+    fields.done()
+    both = [Pair(first=query, second=text) for text in given]
+    _, outputs = await service.answer(
+        len(both), sum(pair.characters for pair in both), lambda: _encoded_pairs(service, both, truncate)
+    )
+    scores = [relevance(output, service.spec, raw=raw) for output in outputs]
+    order = sorted(range(len(scores)), key=lambda at: -scores[at])
+    return [
+        {"index": at, "score": scores[at], **({"text": given[at]} if return_text else {})} for at in order
+    ]
+
+
+def refuse_dimensions(service: Service, dimensions: int | None) -> None:
+    """Refuse before running what would be refused after."""
+    hidden = service.spec.part("encoder").outputs[0].shape[-1]
+    if dimensions is not None and isinstance(hidden, int) and not 1 <= dimensions <= hidden:
+        raise InputError(f"dimensions is {dimensions}; the model has 1..{hidden}")
+
+
+def _truncate(fields: Fields) -> bool:
+    fields.word("truncation_direction", ("right",))
+    return fields.get("truncate", bool, default=True)
+
+
+def _characters(given: Sequence[str] | Sequence[list[int]]) -> int:
+    return sum(len(one) for one in given)
+
+
+def _encoded(service: Service, one: str | list[int]) -> Row:
+    return service.codec.encode(one) if isinstance(one, str) else service.codec.encode_ids(one)
+
+
+def _encoded_pairs(service: Service, given: Sequence[Pair], truncate: bool) -> list[Row]:
+    return [
+        service.codec.encode(pair.first, truncate=truncate)
+        if pair.second is None
+        else service.codec.encode_pair(pair.first, pair.second, truncate=truncate)
+        for pair in given
+    ]
+
+
+def _vectors(
+    outputs: Sequence[Feeds], *, normalize: bool, dimensions: int | None
+) -> list[NDArray[np.float32]]:
+    # A model that does not normalise keeps its lengths, unless a cut has made them meaningless.
+    normalize = normalize or dimensions is not None
+    return [vectors(output, normalize=normalize, dimensions=dimensions) for output in outputs]
+
+
+def _written(vector: NDArray[np.float32], encoding: str) -> Any:
+    if encoding == "float":
+        return vector.tolist()
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -1,0 +1,142 @@
+"""The HTTP application: which path answers what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from alula.serve import answering, bodies, openapi
+from alula.serve.bodies import Fields
+from alula.serve.errors import Failure, failure_of
+from alula.serve.information import info, models
+from alula.serve.metrics import CONTENT_TYPE_LATEST
+from alula.serve.observed import Observed
+from alula.serve.server import Server
+from alula.serve.service import Catalogue
+
+Answer: TypeAlias = Callable[[Catalogue, Fields], Awaitable[Any]]
+
+CLIENT_GONE = 499
+
+ANSWERS: dict[str, Answer] = {
+    "/v1/embeddings": answering.embeddings,
+    "/embed": answering.embed,
+    "/predict": answering.predict,
+    "/rerank": answering.rerank,
+}
+
+
+def application(server: Server) -> ASGIApp:
+    """Everything that is served over HTTP."""
+    routes = [
+        *(Route(path, _posted(server, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
+        Route("/v1/models", _got(lambda: models(server))),
+        Route("/info", _got(lambda: info(server))),
+        *(Route(path, _live(server)) for path in ("/health/live", "/livez")),
+        *(Route(path, _ready(server)) for path in ("/health/ready", "/readyz", "/health")),
+        Route("/metrics", _metrics(server)),
+        Route("/openapi.json", _got(openapi.document)),
+        Route("/docs", _docs),
+    ]
+    app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
+    paths = frozenset(route.path for route in routes)
+    return Observed(app, server.metrics, paths, server.options.log_format)
+
+
+def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer. ASCII only, so that any text can be sent; NaN is a defect, never an answer."""
+    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def refusal(failure: Failure, path: str) -> Response:
+    """An error in the dialect of the path it was met on."""
+    openai = path.startswith("/v1/")
+    return reply(failure.body(openai=openai), failure.status, failure.headers)
+
+
+def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            server.gate.enter()
+        except Exception as error:
+            return refusal(failure_of(error), path)
+        try:
+            body = await bodies.read(request, server.options.max_body_bytes)
+            fields = Fields(bodies.parse(body))
+            return await _unless_gone(request, answer(server.catalogue, fields))
+        except Exception as error:  # the edge of the process: whatever it is becomes an answer
+            return refusal(failure_of(error), path)
+        finally:
+            server.gate.leave()
+
+    return endpoint
+
+
+async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Response:
+    """The answer, or nothing more done for a client who left."""
+    work = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return reply(work.result())
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        work.cancel()
+        leaving.cancel()
+
+
+def _got(value: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return reply(value())
+
+    return endpoint
+
+
+def _live(server: Server) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        live, health = server.live, server.health()
+        return reply(health, 200 if live else 503)
+
+    return endpoint
+
+
+def _ready(server: Server) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        ready, health = server.ready, server.health()
+        return reply(health, 200 if ready else 503)
+
+    return endpoint
+
+
+def _metrics(server: Server) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return Response(server.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return endpoint
+
+
+async def _docs(request: Request) -> Response:
+    return HTMLResponse(openapi.page())
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    message = f"no endpoint {request.url.path}; /docs lists them"
+    return refusal(Failure(status=404, kind="validation", message=message), request.url.path)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    wanted = "POST" if request.url.path in ANSWERS else "GET"
+    message = f"{request.url.path} takes {wanted}, not {request.method}"
+    answer = refusal(Failure(status=405, kind="validation", message=message), request.url.path)
+    answer.headers["allow"] = wanted
+    return answer

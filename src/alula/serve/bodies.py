@@ -1,0 +1,184 @@
+"""Request bodies: bytes to typed values. Everything a client can get wrong is refused here, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from alula.core.errors import InputError
+from alula.serve.errors import Refused
+
+T = TypeVar("T")
+
+Texts = str | list[str]
+
+
+async def read(request: Request, limit: int) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks, size = [], 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise InputError("the client left before the body was complete") from error
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(f"the body is larger than {limit} bytes", status=413)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object, or an error that says what is there instead."""
+    try:
+        # Not json.loads(bytes), which would guess UTF-16 from NUL bytes.
+        raw = json.loads(body.decode("utf-8"), parse_constant=_constant)
+    except UnicodeDecodeError as error:
+        raise InputError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from error
+    except RecursionError as error:
+        raise InputError("the body is not JSON that can be read: nested too deeply") from error
+    except ValueError as error:
+        what = "empty" if not body.strip() else str(error)
+        raise InputError(f"the body is not JSON: {what}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"the body is {_json_name(raw)}, expected an object")
+    return raw
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def _json_name(value: object) -> str:
+    return NAMES[type(value)]
+
+
+class Fields:
+    """The fields of one object; null counts as left out, and what nobody asked for is refused at the end."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str = "") -> None:
+        self._raw = {key: value for key, value in raw.items() if value is not None}
+        self._where = where
+        self._asked: set[str] = set()
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The field as a `kind`, or the default; without one it must be there."""
+        self._asked.add(key)
+        if key not in self._raw:
+            if default is None:
+                raise InputError(f"{self._where}{key} is missing")
+            return default
+        value = self._raw[key]
+        if type(value) is not kind:
+            raise InputError(f"{self._where}{key} is {_json_name(value)}, expected {NAMES[kind]}")
+        return value
+
+    def maybe(self, key: str, kind: type[T]) -> T | None:
+        """The field as a `kind`, or None where it is left out."""
+        self._asked.add(key)
+        return self.get(key, kind) if key in self._raw else None
+
+    def word(self, key: str, allowed: tuple[str, ...]) -> str:
+        """The field as one of a few words; the first is the default."""
+        word = self.get(key, str, allowed[0])
+        if word.lower() not in allowed:
+            raise InputError(f"{self._where}{key} is {word!r}, expected one of: {', '.join(allowed)}")
+        return word.lower()
+
+    def any(self, key: str) -> Any:
+        """The field whatever it is; it must be there."""
+        self._asked.add(key)
+        if key not in self._raw:
+            raise InputError(f"{self._where}{key} is missing")
+        return self._raw[key]
+
+    def within(self, key: str) -> Fields:
+        """The fields of an object in a field; empty where it is left out."""
+        return Fields(self.maybe(key, dict) or {}, f"{self._where}{key}.")
+
+    def done(self) -> None:
+        """Refuse fields that nobody asked for: an option that is ignored is a wrong answer."""
+        if unknown := sorted(set(self._raw) - self._asked):
+            raise InputError(
+                f"unknown field {self._where}{unknown[0]}; this endpoint takes {', '.join(sorted(self._asked))}"
+            )
+
+
+def texts(value: Any, key: str) -> list[str]:
+    """A string or a list of strings, as a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InputError(f"{key} is {_json_name(value)}, expected a string or a list of strings")
+    for at, item in enumerate(value):
+        if not isinstance(item, str):
+            raise InputError(f"{key}[{at}] is {_json_name(item)}, expected a string")
+    return value
+
+
+def inputs(value: Any, key: str) -> list[str] | list[list[int]]:
+    """What OpenAI takes as input: a string, strings, a list of token ids, or lists of them."""
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
+        for at, ids in enumerate(value):
+            if not all(type(token) is int for token in ids):
+                raise InputError(f"{key}[{at}] is not a list of token ids")
+        return value
+    return texts(value, key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """One text or two."""
+
+    first: str
+    second: str | None = None
+
+    @property
+    def characters(self) -> int:
+        """Of both together."""
+        return len(self.first) + len(self.second or "")
+
+
+def pairs(value: Any, key: str) -> tuple[list[Pair], bool]:
+    """What text-embeddings-inference predicts on, and whether it is a batch.
+
+    A string, a pair [string, string], or a batch [[string], [string, string], ...] of either.
+    """
+    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
+        return [_pair(item, f"{key}[{at}]") for at, item in enumerate(value)], True
+    if value == []:
+        return [], True
+    return [_pair(value, key)], False
+
+
+def _pair(value: Any, key: str) -> Pair:
+    both = texts(value, key)
+    if not 1 <= len(both) <= 2:
+        raise InputError(
+            f"{key} has {len(both)} strings, expected one text or a pair of them; "
+            "a batch is a list of lists: [[text], [text, text], ...]"
+        )
+    return Pair(first=both[0], second=both[1] if len(both) > 1 else None)

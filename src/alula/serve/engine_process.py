@@ -1,0 +1,114 @@
+"""The process that owns the engines: opens bundles, runs batches, and ends when the front does.
+
+Started as `python -m alula.serve.engine_process FD`, where FD is one end of a socket pair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from alula.core.engine import Session
+from alula.core.errors import AlulaError
+from alula.core.tensor import Feeds
+from alula.serve import wire
+from alula.serve.wire import Kind, Message
+
+log = logging.getLogger(__name__)
+
+Opener = Callable[[Path, int], Session]
+"""(root of a bundle, threads) to a session that has answered once."""
+
+
+def main(argv: Sequence[str], opener: Opener | None = None) -> None:
+    """Work until the other end of the socket is closed."""
+    # The front decides when this process ends; a signal to the whole group must not cut a drain short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    connection = socket.socket(fileno=int(argv[0]))
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    Engines(opener or _opener()).work(inbox.get, lambda message: _send(connection, message))
+
+
+def _opener() -> Opener:
+    from alula.serve.opening import open_bundle  # noqa: PLC0415 - the listener runs already while this loads
+
+    return open_bundle
+
+
+class Engines:
+    """The sessions of this process, by the number the front gave them."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._sessions: dict[int, Session] = {}
+
+    def work(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
+        """Answer one message after the other; a failure is an answer."""
+        while True:
+            message = receive()
+            try:
+                answer = self._answer(message)
+            except AlulaError as error:
+                answer = wire.failure(message.number, error)
+            except Exception as error:
+                log.exception("message %d failed", message.number)
+                answer = wire.failure(message.number, error)
+            send(answer)
+
+    def _answer(self, message: Message) -> Message:
+        model = message.meta["model"]
+        if message.kind is Kind.OPEN:
+            self._sessions[model] = self._opener(Path(message.meta["root"]), message.meta["threads"])
+            return Message(kind=Kind.READY, number=message.number)
+        if message.kind is Kind.RUN:
+            outputs: Feeds = self._sessions[model].run(message.arrays)
+            return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
+        raise wire.WireError(f"{message.kind.name} is for the front to receive")
+
+
+def _listen(connection: socket.socket, inbox: queue.SimpleQueue[Message]) -> None:
+    """Read messages beside the work, so that the end of the front ends this process in the middle of a run too."""
+    code = 0
+    try:
+        while header := _read(connection, wire.HEADER.size):
+            envelope = wire.unpack_header(header)
+            body = _read(connection, envelope.meta_bytes + envelope.payload_bytes)
+            inbox.put(wire.unpack(envelope, body))
+    except (OSError, wire.WireError, ValueError) as error:
+        code = 1
+        log.error("engine process stops: %s", error)  # noqa: TRY400 - no traceback for a closed socket
+    os._exit(code)
+
+
+def _read(connection: socket.socket, count: int) -> bytearray:
+    """Exactly `count` bytes, or none if the other end is closed before the first."""
+    body = bytearray(count)
+    view, at = memoryview(body), 0
+    while at < count:
+        got = connection.recv_into(view[at:])
+        if got == 0:
+            return bytearray()
+        at += got
+    return body
+
+
+def _send(connection: socket.socket, message: Message) -> None:
+    try:
+        for buffer in wire.pack(message):
+            connection.sendall(buffer)
+    except OSError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,65 @@
+"""Errors as HTTP: which status, and which body in which dialect."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from alula.core.errors import EngineError, InputError, Overloaded
+from alula.serve.supervisor import EngineAway
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = "1"
+
+
+class Refused(InputError):  # noqa: N818 - like Overloaded, what happened to a request
+    """A request that is refused with a status of its own."""
+
+    def __init__(self, what: str, *, status: int, code: str | None = None) -> None:
+        super().__init__(what)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What an error is over HTTP; `kind` is the word text-embeddings-inference uses, `code` OpenAI's."""
+
+    status: int
+    kind: str
+    message: str
+    code: str | None = None
+
+    def body(self, *, openai: bool) -> dict[str, Any]:
+        """The JSON to send."""
+        if not openai:
+            return {"error": self.message, "error_type": self.kind}
+        kind = "invalid_request_error" if self.kind == "validation" else f"{self.kind}_error"
+        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": None}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Whether and when to try again."""
+        return {"retry-after": RETRY_AFTER_S} if self.status in {429, 503} else {}
+
+
+def failure_of(error: Exception) -> Failure:
+    """The HTTP side of an error; one that nobody foresaw is logged and says nothing of our insides."""
+    message = str(error)
+    if isinstance(error, InputError):
+        status = error.status if isinstance(error, Refused) else 400
+        code = error.code if isinstance(error, Refused) else None
+        return Failure(status=status, kind="validation", message=message, code=code)
+    if isinstance(error, Overloaded):
+        if error.draining:
+            return Failure(status=503, kind="unhealthy", message=message, code="unavailable")
+        return Failure(status=429, kind="overloaded", message=message, code="overloaded")
+    if isinstance(error, EngineAway):
+        return Failure(status=503, kind="unhealthy", message=message, code="unavailable")
+    if isinstance(error, EngineError):
+        log.error("engine failed: %s", message)
+        return Failure(status=500, kind="backend", message=message, code="engine_error")
+    log.error("request failed", exc_info=error)
+    return Failure(status=500, kind="backend", message="internal error; the server's log has more")

@@ -1,0 +1,59 @@
+"""uvicorn around the application, started and stopped from inside our own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from alula.serve.app import application
+from alula.serve.server import Server
+
+KEEP_ALIVE_S = 75
+CUT_OFF_S = 2
+"""What is still being answered when the grace time is over gets so many seconds more."""
+
+
+class Front:
+    """Listens as long as its block lasts."""
+
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        config = uvicorn.Config(
+            application(server),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CUT_OFF_S,
+        )
+        self._uvicorn = _Unsignalled(config)
+        self._sock = sock
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Front:
+        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._sock]), name="front")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close idle connections, let answers be finished, and stop listening."""
+        assert self._task is not None
+        self._uvicorn.should_exit = True
+        await asyncio.wait({self._task})
+
+    async def ended(self) -> None:
+        """Wait for the end of uvicorn, which does not end by itself unless something is wrong."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
+
+class _Unsignalled(uvicorn.Server):
+    """uvicorn without its signal handlers: who hears a signal is decided where the drain is."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,101 @@
+"""What Prometheus is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from alula.batching import Ran
+
+__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+class Metrics:
+    """One registry per server, so that two in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._requests = Counter(
+            "alula_requests", "Requests answered", ["route", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "alula_request_seconds",
+            "From the request's head to the end of its answer",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._rejected = Counter(
+            "alula_admission_rejected", "Requests not taken", ["reason"], registry=registry
+        )
+        self._queue_seconds = Histogram(
+            "alula_queue_seconds",
+            "From a row's admission to the start of its batch",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._batch_rows = Histogram(
+            "alula_batch_rows", "Rows per batch", ["model"], buckets=ROWS, registry=registry
+        )
+        self._batch_seconds = Histogram(
+            "alula_batch_seconds",
+            "A batch's way to the engine and back",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._padding = Histogram(
+            "alula_padding_ratio",
+            "Share of a batch's cells that is padding",
+            ["model"],
+            buckets=RATIOS,
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "alula_tokens", "Tokens run, padding not counted", ["model"], registry=registry
+        )
+        self._failed = Counter(
+            "alula_batches_failed", "Batches without an answer", ["model"], registry=registry
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """One request was answered."""
+        self._requests.labels(route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+        if status in {429, 503}:
+            self._rejected.labels("full" if status == 429 else "unavailable").inc()
+
+    def batch(self, model: str, ran: Ran) -> None:
+        """One batch was run."""
+        for waited in ran.waited:
+            self._queue_seconds.labels(model).observe(waited)
+        self._batch_rows.labels(model).observe(ran.rows)
+        self._batch_seconds.labels(model).observe(ran.seconds)
+        self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))
+        if ran.failed:
+            self._failed.labels(model).inc()
+        else:
+            self._tokens.labels(model).inc(ran.tokens)
+
+    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when it is asked for."""
+        Gauge(f"alula_{name}", what, registry=self.registry).set_function(value)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self.registry)

@@ -1,0 +1,128 @@
+"""One running server: the engine's supervisor, the services in front of it, and how they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from alula.bundles import Bundle
+from alula.core.errors import InputError
+from alula.core.tensor import Feeds
+from alula.serve.metrics import Metrics
+from alula.serve.options import ServeOptions
+from alula.serve.service import Catalogue, Gatekeeper, Service
+from alula.serve.supervisor import EngineProcess, Supervisor
+
+
+class Server:
+    """Load, answer, drain, stop: in this order, once."""
+
+    def __init__(self, options: ServeOptions, first: EngineProcess | None = None) -> None:
+        self.options = options
+        self.metrics = Metrics()
+        self.gate = Gatekeeper()
+        self.catalogue = Catalogue(services=())
+        self.supervisor = Supervisor(
+            options.engine_command,
+            [path.absolute() for path in options.bundles],
+            threads=options.threads,
+            run_timeout_s=options.run_timeout_s,
+            first=first,
+        )
+        self._batchers = AsyncExitStack()
+        self._watch()
+
+    @property
+    def live(self) -> bool:
+        """Whether starting this server again would not help."""
+        return self.supervisor.live
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are answered now; a full queue is busy, not unready."""
+        return not (self.gate.loading or self.gate.draining) and self.supervisor.state == "ready"
+
+    def health(self) -> dict[str, Any]:
+        """How the server is, in a few words."""
+        state = "draining" if self.gate.draining else self.supervisor.state
+        if state == "ready" and self.gate.loading:
+            state = "starting"
+        return {
+            "status": state,
+            "live": self.live,
+            "ready": self.ready,
+            "engine": {
+                "state": self.supervisor.state,
+                "pid": self.supervisor.pid,
+                "restarts": self.supervisor.restarts,
+                "reason": self.supervisor.reason,
+            },
+        }
+
+    async def load(self) -> None:
+        """Open bundles and tokenizers here while the engine process opens the engines."""
+        started = asyncio.ensure_future(self.supervisor.start())
+        try:
+            loop = asyncio.get_running_loop()
+            services = await asyncio.gather(
+                *(
+                    loop.run_in_executor(None, self._service, at, path)
+                    for at, path in enumerate(self.options.bundles)
+                )
+            )
+            self.catalogue = Catalogue(services=tuple(services))
+            await started
+        finally:
+            started.cancel()
+            await asyncio.wait({started})
+            if not started.cancelled():
+                started.exception()  # taken note of: the error of the bundle, if there is one, comes first
+        for service in services:
+            await self._batchers.enter_async_context(service.batcher)
+        self.gate.loading = False
+
+    async def drain(self) -> None:
+        """Admit no more, and finish what was admitted."""
+        self.gate.draining = True
+        await self.gate.idle()
+
+    async def stop(self) -> None:
+        """Let the engine go; what still runs is answered with an error."""
+        self.gate.draining = True
+        await self.supervisor.stop()
+        await self._batchers.aclose()
+
+    def _service(self, at: int, path: Any) -> Service:
+        bundle = Bundle.open(path)
+        if not bundle.verified and not self.options.unverified:
+            raise InputError(_unverified(bundle))
+        return Service(bundle, self._runner(at), self.options, self.metrics.batch)
+
+    def _runner(self, at: int) -> Callable[[Feeds], Awaitable[Feeds]]:
+        async def run(feeds: Feeds) -> Feeds:
+            return await self.supervisor.run(at, feeds)
+
+        return run
+
+    def _watch(self) -> None:
+        watch = self.metrics.watch
+        watch("engine_up", "Whether the engine answers", lambda: self.supervisor.state == "ready")
+        watch("engine_restarts", "Times the engine was started again", lambda: self.supervisor.restarts)
+        watch("requests_active", "Requests being answered", lambda: self.gate.active)
+        watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
+
+
+def _waiting(services: Sequence[Service]) -> int:
+    return sum(service.batcher.waiting for service in services)
+
+
+def _unverified(bundle: Bundle) -> str:
+    failed = [check for check in bundle.checks if not check.passed]
+    if failed:
+        worst = failed[0]
+        reason = f"its check {worst.metric} of {worst.output!r} is {worst.worst:g}, limit {worst.limit:g}"
+    else:
+        reason = "no check compared it with anything but its own graph"
+    return f"{bundle.root}: is not verified: {reason}; run alula verify, or serve it all the same with --unverified"

@@ -1,0 +1,259 @@
+"""The front's side of the engine process: starts it, talks to it, notices its end, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+from alula.core.errors import AlulaError, EngineError
+from alula.core.tensor import Feeds
+from alula.serve import wire
+from alula.serve.wire import Kind, Message
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "restarting", "broken", "stopped"]
+
+STARTS = 5
+"""So many starts within `WINDOW_S` are tried before the engine counts as broken."""
+WINDOW_S = 60.0
+LEAVE_S = 5.0
+"""How long the process may take to end by itself once nobody talks to it any more."""
+
+
+class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
+    """The engine process is gone or not there yet; another try later may well work."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineProcess:
+    """A process that was started, and the front's end of the socket to it."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    @classmethod
+    def start(cls, command: Sequence[str]) -> EngineProcess:
+        """Start one. Its stdout goes to stderr, and terminal signals do not reach it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        return cls(process=process, connection=ours)
+
+    def end(self, wait_s: float = LEAVE_S) -> None:
+        """Close the socket, on which the process leaves; kill it if it does not. Blocks."""
+        self.connection.close()
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Supervisor:
+    """One engine process with some models in it, kept running.
+
+    `roots` are the bundles in the order of the numbers that `run` takes.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        roots: Sequence[Path],
+        *,
+        threads: int = 0,
+        run_timeout_s: float = 120.0,
+        first: EngineProcess | None = None,
+    ) -> None:
+        self._command = tuple(command)
+        self._roots = tuple(roots)
+        self._threads = threads
+        self._run_timeout_s = run_timeout_s
+        self._current = first
+        self._number = 0
+        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._sending = asyncio.Lock()
+        self._started: deque[float] = deque(maxlen=STARTS)
+        self._keeper: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.state: State = "starting"
+        self.restarts = 0
+        self.reason = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether the engine is up or may come up by itself."""
+        return self.state in {"starting", "ready", "restarting"}
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process, for those who watch it."""
+        return self._current.process.pid if self._current else None
+
+    async def start(self) -> None:
+        """Start, and open every model; the first failure is raised, since a restart would not cure it."""
+        await self._launch()
+        self._keeper = asyncio.create_task(self._keep(), name="engine keeper")
+
+    async def run(self, model: int, feeds: Feeds) -> Feeds:
+        """Run one batch. Raises what the engine raised, or `EngineAway` if it died."""
+        if self.state != "ready":
+            raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
+        try:
+            answer = await self._ask(Kind.RUN, {"model": model}, feeds, self._run_timeout_s)
+        except asyncio.TimeoutError:
+            log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)  # noqa: TRY400
+            self._kill()
+            raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
+        return answer.arrays
+
+    async def stop(self) -> None:
+        """End the process; safe to call twice."""
+        self.state = "stopped"
+        if self._keeper:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        await self._end()
+
+    async def _keep(self) -> None:
+        """Start the process again whenever it ends, until it ends too often."""
+        while self._reader and self.live:
+            # Not `await self._reader`: who cancels this must not cancel that.
+            await asyncio.wait({self._reader})
+            code = await self._end()
+            self.restarts += 1
+            self.state, self.reason = "restarting", f"the last one ended with {code}"
+            log.error("engine process ended with %s; starting it again", code)
+            while self.live and not await self._again():
+                pass
+
+    async def _again(self) -> bool:
+        """One more start, or the verdict that there were enough; true once it is ready."""
+        now = monotonic()
+        recent = sum(now - at < WINDOW_S for at in self._started)
+        if recent >= STARTS:
+            self.state = "broken"
+            log.error("engine process started %d times within %g s: given up", STARTS, WINDOW_S)
+            return False
+        await asyncio.sleep(0.1 * 4 ** (recent - 1) if recent > 1 else 0.0)
+        try:
+            await self._launch()
+        except (AlulaError, OSError) as error:
+            self.reason = str(error)
+            log.error("engine process could not be started: %s", error)  # noqa: TRY400 - the text says it
+            await self._end()
+            return False
+        return True
+
+    async def _launch(self) -> None:
+        current = self._current or EngineProcess.start(self._command)
+        self._current = current
+        self._started.append(monotonic())
+        self._reader = asyncio.create_task(self._read(current), name="engine reader")
+        await self._open_all()
+        self.state, self.reason = "ready", ""
+
+    async def _open_all(self) -> None:
+        for model, root in enumerate(self._roots):
+            meta = {"model": model, "root": str(root), "threads": self._threads}
+            await self._ask(Kind.OPEN, meta, {}, None)
+
+    async def _ask(
+        self, kind: Kind, meta: Mapping[str, Any], arrays: Feeds, timeout_s: float | None
+    ) -> Message:
+        current = self._current
+        if current is None:
+            raise EngineAway("the engine process is gone")
+        self._number += 1
+        number = self._number
+        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = reply
+        message = Message(kind=kind, number=number, meta=meta, arrays=arrays)
+        try:
+            await self._send(current, message)
+            answer = await asyncio.wait_for(reply, timeout_s)
+        finally:
+            self._pending.pop(number, None)
+        if answer.kind is Kind.FAILED:
+            raise wire.error_of(answer)
+        return answer
+
+    async def _send(self, current: EngineProcess, message: Message) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            try:
+                for buffer in wire.pack(message):
+                    await loop.sock_sendall(current.connection, buffer)
+            except OSError as error:
+                raise EngineAway("the engine process ended before it took the batch") from error
+
+    async def _read(self, current: EngineProcess) -> None:
+        """Hand answers to those who wait, until the process is gone; then tell everybody."""
+        try:
+            while message := await _receive(current.connection):
+                waiting = self._pending.get(message.number)
+                if waiting and not waiting.done():
+                    waiting.set_result(message)
+        except (OSError, wire.WireError, ValueError) as error:
+            log.error("engine process cannot be read: %s", error)  # noqa: TRY400 - the text says it
+        if self.state == "ready":
+            self.state, self.reason = "restarting", "it just ended"
+        for waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_exception(EngineAway("the engine process ended during the run"))
+
+    async def _end(self) -> int | None:
+        """End the current process without holding up the loop, and give its exit code."""
+        current, self._current = self._current, None
+        if current is None:
+            return None
+        # The reader must be done with the socket before it is closed under it.
+        with contextlib.suppress(OSError):
+            current.connection.shutdown(socket.SHUT_RDWR)
+        if self._reader:
+            await asyncio.wait({self._reader})
+        await asyncio.get_running_loop().run_in_executor(None, current.end)
+        return current.process.returncode
+
+    def _kill(self) -> None:
+        if self._current:
+            self._current.process.kill()
+
+
+async def _receive(connection: socket.socket) -> Message | None:
+    header = await _exactly(connection, wire.HEADER.size)
+    if header is None:
+        return None
+    envelope = wire.unpack_header(header)
+    body = await _exactly(connection, envelope.meta_bytes + envelope.payload_bytes)
+    return None if body is None else wire.unpack(envelope, body)
+
+
+async def _exactly(connection: socket.socket, count: int) -> bytearray | None:
+    """`count` bytes, or None once the other end is closed."""
+    loop = asyncio.get_running_loop()
+    body = bytearray(count)
+    view, at = memoryview(body), 0
+    while at < count:
+        got = await loop.sock_recv_into(connection, view[at:])
+        if got == 0:
+            return None
+        at += got
+    return body
