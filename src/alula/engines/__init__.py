@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -63,6 +64,8 @@ def backend(name: str) -> Backend:
 
 def installed(name: str) -> bool:
     """Whether the library behind an engine can be imported here."""
+    if name in sys.modules:
+        return sys.modules[name] is not None
     return name == "fake" or find_spec(name) is not None
 
 

@@ -66,6 +66,7 @@ class Fake:
     def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
         """Record the graph; its file is not read."""
         refuse_unless_offered(self.name, graph.precision)
+        folder.refuse_existing(to)
         to.mkdir(parents=True)
         engine = Engine(backend=self.name, target=self.target, path=to, graph=graph, plan=plan)
         folder.write(engine)

@@ -6,10 +6,16 @@ import json
 from pathlib import Path
 
 from alula.core.engine import Engine
-from alula.core.errors import EngineError, ManifestError
+from alula.core.errors import CompileError, EngineError, ManifestError
 from alula.core.parse import get
 
 RECORD = "engine.json"
+
+
+def refuse_existing(path: Path) -> None:
+    """Keep an engine from being written over another one."""
+    if path.exists():
+        raise CompileError(f"{path} is there already; engines are written into a new folder")
 
 
 def write(engine: Engine, files: tuple[str, ...] = ()) -> None:

@@ -49,6 +49,7 @@ class OnnxRuntime:
     def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
         """Prove that the graph loads, and record it."""
         refuse_unless_offered(self.name, graph.precision)
+        folder.refuse_existing(to)
         try:
             self._load(graph.path, threads=1)
         except _FAILURES as error:

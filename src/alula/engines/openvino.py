@@ -32,12 +32,13 @@ class OpenVino:
 
     def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
         """Compile for this CPU within the profile's bounds, and keep the result."""
+        folder.refuse_existing(to)
         core = ov.Core()
         try:
             model = core.read_model(graph.path)
             model.reshape({spec.name: _bounds(spec, plan.profile) for spec in graph.inputs})
             compiled = core.compile_model(model, DEVICE, settings(threads=1))
-            _check_hint(compiled)
+            check_hint(_hint(compiled))
             to.mkdir(parents=True)
             (to / FILE).write_bytes(compiled.export_model().getbuffer())
         except RuntimeError as error:
@@ -56,7 +57,7 @@ class OpenVino:
         blob = ov.Tensor(np.frombuffer(mapped, np.uint8), shared_memory=True)
         try:
             compiled = ov.Core().import_model(blob, DEVICE, settings(host.threads_or_all(threads)))
-            _check_hint(compiled)
+            check_hint(_hint(compiled))
         except RuntimeError as error:
             raise EngineError(
                 f"openvino cannot load {path}: {said(error)}; build the engine again"
@@ -104,10 +105,14 @@ def settings(threads: int) -> dict[str, object]:
     }
 
 
-def _check_hint(compiled: ov.CompiledModel) -> None:
-    hint = compiled.get_property("INFERENCE_PRECISION_HINT")
-    if hint != ov.Type.f32:
-        raise EngineError(f"openvino runs with precision hint {hint}, asked for f32")
+def check_hint(reported: str) -> None:
+    """Refuse a model that would not obey the graph's own types."""
+    if reported != "f32":
+        raise EngineError(f"openvino runs with precision hint {reported}, asked for f32")
+
+
+def _hint(compiled: ov.CompiledModel) -> str:
+    return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
 
 
 def _bounds(spec: TensorSpec, profile: Profile) -> ov.PartialShape:

@@ -109,9 +109,10 @@ class TorchSession:
 def _load(loader: Loader, root: Path, dtype: torch.dtype, *, headless: bool) -> torch.nn.Module:
     """The model in eval mode; weights that are missing are refused, as transformers would make them up."""
     try:
-        model, info = loader.from_pretrained(
-            root, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        with _no_progress():
+            model, info = loader.from_pretrained(
+                root, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"transformers cannot load {root}: {said(error)}") from error
     # An embedding is pooled from the hidden states, so the model's own pooler is not needed.
@@ -172,7 +173,8 @@ def _dense(folder: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
 
 
 def _activation(path: str) -> torch.nn.Module:
-    name = path.rsplit(".", 1)[-1]
+    """The module that a path such as "torch.nn.modules.activation.GELU()" names."""
+    name = path.rpartition(".")[2].partition("(")[0]
     kind = getattr(torch.nn, name, None)
     if not path.startswith("torch.nn.") or kind is None:
         raise InputError(f"Dense module has activation {path!r}, expected one of torch.nn")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alula.core.engine import Engine, Plan
+from alula.core.errors import EngineError
+from alula.core.graph import Graph
+from alula.engines.openvino import FILE, OpenVino, check_hint, settings
+
+
+@pytest.fixture
+def engine(graph: Graph, plan: Plan, tmp_path: Path) -> Engine:
+    return OpenVino().compile(graph, plan, tmp_path / "engine")
+
+
+def test_the_graphs_own_types_are_always_obeyed() -> None:
+    assert settings(threads=2)["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+def test_a_model_that_took_another_hint_is_refused() -> None:
+    check_hint("f32")
+    with pytest.raises(EngineError, match=r"^openvino runs with precision hint bf16, asked for f32$"):
+        check_hint("bf16")
+
+
+def test_an_engine_opens_without_its_graph(engine: Engine) -> None:
+    engine.graph.path.unlink()
+    session = OpenVino().open(engine, threads=1)
+    assert session.run({"input_ids": np.array([[2]], np.int64)})["hidden"][0, 0, 0] == 32
+    session.close()
+
+
+# NVIDIA/TensorRT#2072 and #2177 again: a file cut short is named before the runtime reads it.
+
+
+@pytest.mark.parametrize("keep", [0, 1, 1000, -1])
+def test_a_blob_cut_short_is_refused(engine: Engine, keep: int) -> None:
+    path = engine.path / FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    size = len(whole[:keep])
+    with pytest.raises(EngineError) as refused:
+        OpenVino().open(engine)
+    assert str(refused.value) == (
+        f"{path} has {size} bytes, was written with {len(whole)}; build the engine again"
+    )
+
+
+def test_a_missing_blob_is_refused(engine: Engine) -> None:
+    (engine.path / FILE).unlink()
+    with pytest.raises(EngineError, match=f"{FILE} is missing; build the engine again$"):
+        OpenVino().open(engine)
+
+
+def test_a_blob_of_noise_is_an_error_and_no_crash(engine: Engine) -> None:
+    path = engine.path / FILE
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+    with pytest.raises(EngineError, match=r"^openvino cannot load .*; build the engine again$"):
+        OpenVino().open(engine)
+
+
+def test_running_leaves_the_blob_as_it_was(engine: Engine) -> None:
+    before = (engine.path / FILE).read_bytes()
+    session = OpenVino().open(engine, threads=1)
+    for length in range(1, 9):
+        session.run({"input_ids": np.full((4, length), length, np.int64)})
+    session.close()
+    assert (engine.path / FILE).read_bytes() == before
