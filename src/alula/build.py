@@ -18,6 +18,7 @@ from alula.core.machine import cpu_features, installed, machine
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
+from alula.core.tensor import Feeds
 from alula.core.words import precisions_of
 from alula.engines import backend as backend_named
 from alula.engines import resolve
@@ -120,9 +121,7 @@ def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> Non
     with writing(request.to) as draft:
         _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
         with progress.phase(f"ask the reference ({resolved.reference})"):
-            evidence = gather(
-                resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile, draft.scratch
-            )
+            evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile)
         workshop = Workshop(
             checkpoint=resolved.checkpoint,
             spec=resolved.spec,
@@ -152,7 +151,8 @@ def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> Non
 def _stored(evidence: Evidence) -> Stored:
     """As many samples as fit into the bundle's allowance, smallest first."""
     size = 0
-    feeds, outputs = [], []
+    feeds: list[Feeds] = []
+    outputs: list[Feeds] = []
     pairs = zip(evidence.samples, evidence.outputs, strict=True)
     for sample, output in sorted(pairs, key=lambda pair: sum(array.nbytes for array in pair[1].values())):
         size += sum(array.nbytes for array in (*sample.feeds.values(), *output.values()))
@@ -160,7 +160,7 @@ def _stored(evidence: Evidence) -> Stored:
             break
         feeds.append(sample.feeds)
         outputs.append(output)
-    return Stored(name=evidence.reference, feeds=tuple(feeds), outputs=tuple(outputs))
+    return Stored(reference=evidence.reference, feeds=tuple(feeds), outputs=tuple(outputs))
 
 
 def _copy_tokenizer(root: Path, to: Path) -> None:

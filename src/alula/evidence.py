@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from tempfile import TemporaryDirectory
 
 from alula import families
 from alula.codecs import TextCodec, collate
-from alula.core.check import Check, Reference
+from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Plan, Session
 from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.core.words import choice
 from alula.engines import backend as backend_named
 from alula.verify import Sample, compare, draw, golden, invariance, texts_for
-
-REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 TEXT_BATCH = 8
 
@@ -42,20 +38,25 @@ class Evidence:
 
 def choose(wanted: str, spec: ModelSpec) -> Reference:
     """The strongest reference there is, or the one that was asked for by name, or an error that says why not."""
-    choice("reference", wanted, ("auto", *REFERENCES))
-    if wanted == "golden" and golden.find(spec.digest) is None:
+    if wanted == "auto":
+        if pytorch_installed():
+            return "pytorch"
+        return "golden" if golden_of(spec) else "own-graph"
+    reference = reference_named(wanted)
+    if reference == "golden" and golden_of(spec) is None:
         raise InputError(
             f"no golden outputs ship for {spec.name} with digest {spec.digest[:16]}; "
-            f"they ship for {', '.join(golden.names())} as published"
+            f"they ship for {', '.join(golden.names())} with the weights and the pooling as published"
         )
-    if wanted == "pytorch" and not pytorch_installed():
+    if reference == "pytorch" and not pytorch_installed():
         raise MissingExtraError("reference 'pytorch'", "torch")
-    for reference in REFERENCES:
-        if wanted == reference:
-            return reference
-    if pytorch_installed():
-        return "pytorch"
-    return "golden" if golden.find(spec.digest) else "own-graph"
+    return reference
+
+
+def golden_of(spec: ModelSpec) -> golden.Golden | None:
+    """The stored outputs for these weights; all that ship are normalised means, so other pooling has none."""
+    as_published = spec.task == "embeddings" and spec.pooling == "mean" and spec.normalize
+    return golden.find(spec.digest) if as_published else None
 
 
 def pytorch_installed() -> bool:
@@ -64,7 +65,7 @@ def pytorch_installed() -> bool:
 
 
 def gather(
-    reference: Reference, checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile, scratch: Path
+    reference: Reference, checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile
 ) -> tuple[Evidence, ...]:
     """What candidates are judged by, the strongest reference first.
 
@@ -73,7 +74,7 @@ def gather(
     samples = samples_for(spec, profile, checkpoint.root)
     if reference == "pytorch":
         return (_pytorch(checkpoint.root, spec, profile, samples),)
-    own = _own_graph(checkpoint, spec, profile, samples, scratch)
+    own = _own_graph(checkpoint, spec, profile, samples)
     return (_golden(spec, profile), own) if reference == "golden" else (own,)
 
 
@@ -104,30 +105,23 @@ def _pytorch(root: Path, spec: ModelSpec, profile: Profile, samples: Sequence[Sa
 
 
 def _own_graph(
-    checkpoint: families.Checkpoint,
-    spec: ModelSpec,
-    profile: Profile,
-    samples: Sequence[Sample],
-    scratch: Path,
+    checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile, samples: Sequence[Sample]
 ) -> Evidence:
     """The graph as it was written, in fp32 and with no pass applied, in ONNX Runtime."""
     from alula import graphs  # noqa: PLC0415 - onnx_ir takes most of a second to import
 
     backend = backend_named("onnxruntime")
-    aside = scratch / "own-graph"
-    aside.mkdir()
-    try:
-        graph = graphs.save(families.write(checkpoint, spec, "encoder"), aside / "encoder.fp32.onnx", "fp32")
-        engine = backend.compile(graph, Plan(profile=profile), aside / "engine")
+    with TemporaryDirectory(prefix="alula-") as scratch:
+        path = Path(scratch) / "encoder.fp32.onnx"
+        graph = graphs.save(families.write(checkpoint, spec, "encoder"), path, "fp32")
+        engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
         with closing(backend.open(engine)) as session:
             return _asked("own-graph", session, samples)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
     """The stored outputs of transformers for these very weights, as far as the profile takes their shapes."""
-    stored = golden.find(spec.digest)
+    stored = golden_of(spec)
     if stored is None:
         raise InputError(f"no golden outputs ship for {spec.name}")
     pairs = zip(stored.samples, stored.outputs, strict=True)
@@ -142,7 +136,7 @@ def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
 def _fits(sample: Sample, profile: Profile) -> bool:
     batch, length = sample.mask.shape
     rows, columns = profile.axes["batch"], profile.axes["length"]
-    return rows.min <= batch <= rows.max and columns.min <= length <= columns.max
+    return bool(rows.min <= batch <= rows.max and columns.min <= length <= columns.max)
 
 
 def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:

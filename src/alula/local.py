@@ -39,7 +39,7 @@ def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
     precision = bundle.engine("encoder").graph.precision
     stored = bundle.stored
     samples = tuple(Sample(name=f"stored {at}", feeds=feeds) for at, feeds in enumerate(stored.feeds))
-    return compare(stored.outputs, session, samples, bundle.model, precision, stored.name)
+    return compare(stored.outputs, session, samples, bundle.model, precision, stored.reference)
 
 
 def _compile_again(bundle: Bundle, engine: Engine, backend: Backend, to: Path) -> None:

@@ -45,7 +45,7 @@ PASSED = Check(
     reference="pytorch",
 )
 STORED = Stored(
-    name="pytorch",
+    reference="pytorch",
     feeds=({"input_ids": np.ones((2, 3), np.int64)},),
     outputs=({"embedding": np.ones((2, 4), np.float32)},),
 )
@@ -105,7 +105,7 @@ def test_what_was_written_is_read_back_equal(bundle: Bundle) -> None:
     assert engine.graph.path == bundle.root / "graphs" / "encoder.fp32.onnx"
     assert engine.plan.profile.axes["length"] == Range(1, 8, 16)
     assert bundle.stored.feeds[0]["input_ids"].tolist() == [[1, 1, 1], [1, 1, 1]]
-    assert bundle.stored.name == "pytorch"
+    assert bundle.stored.reference == "pytorch"
 
 
 def test_the_layout_is_the_agreed_one(bundle: Bundle) -> None:
@@ -164,7 +164,7 @@ def test_a_profile_out_of_order_is_named_by_its_path(bundle: Bundle) -> None:
 
 
 def test_a_folder_that_is_no_bundle_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a bundle .* alula build MODEL"):
+    with pytest.raises(InputError, match=r"is not a bundle .* alula build MODEL"):
         Bundle.open(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         Bundle.open(tmp_path / "nowhere")
@@ -203,9 +203,13 @@ def siblings(bundle: Bundle) -> Iterator[Path]:
 def test_an_interrupted_build_leaves_the_last_good_bundle_and_no_scrap(
     bundle: Bundle, siblings: Path
 ) -> None:
-    with pytest.raises(InterruptedHereError), writing(bundle.root) as draft:
-        draft.graph_path("encoder", "fp32").write_text("half a graph")
-        raise InterruptedHereError
+    def build() -> None:
+        with writing(bundle.root) as draft:
+            draft.graph_path("encoder", "fp32").write_text("half a graph")
+            raise InterruptedHereError
+
+    with pytest.raises(InterruptedHereError):
+        build()
     assert Bundle.open(bundle.root).verified
     assert siblings.is_dir()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from alula.bundles import digest
 from alula.bundles.manifest import FileRecord, Manifest, check_schema, check_to_json, parse_check
-from alula.core.check import Check, verified
+from alula.core.check import Check, Reference, reference_named, verified
 from alula.core.engine import Engine
 from alula.core.errors import InputError, ManifestError
 from alula.core.machine import machine
@@ -34,7 +34,7 @@ REFERENCE = "reference.npz"
 class Stored:
     """Sample feeds and the outputs a reference gave for them, kept so that a bundle can check itself anywhere."""
 
-    name: str
+    reference: Reference
     feeds: tuple[Feeds, ...]
     outputs: tuple[Feeds, ...]
 
@@ -215,7 +215,7 @@ def document(command: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def save_reference(path: Path, stored: Stored) -> None:
     """One compressed file: `I/feed/NAME`, `I/output/NAME` and the reference's name."""
-    arrays: dict[str, Any] = {"reference": np.array(stored.name)}
+    arrays: dict[str, Any] = {"reference": np.array(stored.reference)}
     for index, (feeds, outputs) in enumerate(zip(stored.feeds, stored.outputs, strict=True)):
         arrays.update({f"{index}/feed/{name}": array for name, array in feeds.items()})
         arrays.update({f"{index}/output/{name}": array for name, array in outputs.items()})
@@ -229,7 +229,7 @@ def load_reference(path: Path) -> Stored:
     outputs: dict[int, dict[str, Any]] = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            name = str(arrays["reference"])
+            reference = reference_named(str(arrays["reference"]))
             for key in arrays.files:
                 if key != "reference":
                     index, kind, tensor = key.split("/", 2)
@@ -238,7 +238,11 @@ def load_reference(path: Path) -> Stored:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     order = sorted(feeds)
-    return Stored(name=name, feeds=tuple(feeds[i] for i in order), outputs=tuple(outputs[i] for i in order))
+    return Stored(
+        reference=reference,
+        feeds=tuple(feeds[i] for i in order),
+        outputs=tuple(outputs[i] for i in order),
+    )
 
 
 def _rows(path: Path, parse: Any) -> tuple[Any, ...]:

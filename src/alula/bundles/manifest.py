@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alula.core.check import Check
+from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Engine, Plan
 from alula.core.errors import InputError, ManifestError
 from alula.core.graph import Graph
@@ -105,8 +105,17 @@ def parse_check(raw: Mapping[str, Any]) -> Check:
         mean=_number(raw, "mean"),
         limit=get(raw, float, "limit"),
         higher_is_better=get(raw, bool, "higher_is_better"),
-        reference=get(raw, str, "reference"),
+        reference=_reference(raw),
     )
+
+
+def _reference(raw: Mapping[str, Any]) -> Reference:
+    try:
+        return reference_named(get(raw, str, "reference"))
+    except ManifestError:
+        raise
+    except InputError as error:
+        raise ManifestError(str(error), "reference") from error
 
 
 def _number(raw: Mapping[str, Any], key: str) -> float:

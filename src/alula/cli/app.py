@@ -56,8 +56,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was changed", 130)
     except typer.TyperException as error:
-        error.show()
-        return error.exit_code
+        return _fail(f"{error.format_message()} (see alula --help, alula COMMAND --help)", error.exit_code)
     except (InputError, Overloaded) as error:
         return _fail(str(error), 2)
     except AlulaError as error:

@@ -9,6 +9,7 @@ import typer
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json
 from alula.core.errors import InputError
+from alula.core.machine import cpu_name, usable_cores
 
 SHAPES = "1x32,1x128,8x128"
 
@@ -27,14 +28,16 @@ def bench(
     """Measure a bundle and PyTorch in turns, print the ratios, and keep the timings in the bundle."""
     sizes = parse_shapes(shapes)
 
-    from alula.prove import BenchRequest, bench_bundle  # noqa: PLC0415 - `alula --help` stays quick
+    from alula.prove import BenchRequest, bench_bundle, text_of  # noqa: PLC0415 - `alula --help` stays quick
 
     request = BenchRequest(shapes=sizes, rounds=rounds, threads=threads, model=model, pytorch=pytorch)
     measured = bench_bundle(Bundle.open(bundle), request, Phases())
     if as_json:
-        print_json("bench", measured.rows, bundle=str(bundle), ratios=list(measured.ratios))
+        rows = [row.as_json() for row in measured.rows]
+        print_json("bench", rows, bundle=str(bundle), ratios=[row.as_json() for row in measured.ratios])
     else:
-        print(measured.text)
+        print(text_of(measured))
+        print(f"on {cpu_name()}, {threads or usable_cores()} threads; accuracy: worst of the bundle's checks")
     return 0
 
 

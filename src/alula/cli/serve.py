@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
+
+from alula.core.words import choice
 
 
 def serve(
     bundles: list[Path] = typer.Argument(help="Folders of bundles.", show_default=False),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
     unverified: bool = typer.Option(False, "--unverified", help="Serve a bundle whose checks did not pass."),
+    max_client_batch: int = typer.Option(512, min=1, help="Items one request may bring."),
+    max_batch_tokens: int = typer.Option(16_384, min=1, help="Padded tokens of one engine call."),
+    max_waiting_rows: int = typer.Option(1_024, min=1, help="Rows that may wait per model; beyond that 429."),
+    max_body_bytes: int = typer.Option(2_000_000, min=1, help="Size of a request's body."),
+    grace_s: float = typer.Option(30.0, min=0, help="Seconds admitted requests may take after SIGTERM."),
+    log_format: str = typer.Option("none", help="Access log on stderr: none, text or json."),
 ) -> int:
     """Serve bundles until SIGTERM or SIGINT, then finish what was admitted."""
     from alula.serve import ServeOptions  # noqa: PLC0415 - `alula --help` stays quick
     from alula.serve import serve as run_server  # noqa: PLC0415
+    from alula.serve.options import LOG_FORMATS  # noqa: PLC0415
 
+    choice("log format", log_format, LOG_FORMATS)
+    options = ServeOptions(
+        bundles=tuple(bundles),
+        host=host,
+        port=port,
+        threads=threads,
+        unverified=unverified,
+        max_client_batch=max_client_batch,
+        max_batch_tokens=max_batch_tokens,
+        max_waiting_rows=max_waiting_rows,
+        max_body_bytes=max_body_bytes,
+        grace_s=grace_s,
+        log_format=next(known for known in LOG_FORMATS if known == log_format),
+    )
     run_server(
-        ServeOptions(bundles=tuple(bundles), host=host, port=port, threads=threads, unverified=unverified)
+        options, lambda url: print(f"serving on {url} (docs at {url}/docs)", file=sys.stderr, flush=True)
     )
     return 0

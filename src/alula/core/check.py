@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from alula.core.errors import InputError
 
 Reference = Literal["pytorch", "golden", "own-graph"]
 """What an engine was compared with: `golden` are stored outputs of transformers."""
+
+
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +26,7 @@ class Check:
     mean: float
     limit: float
     higher_is_better: bool
-    reference: str
+    reference: Reference
 
     @property
     def passed(self) -> bool:
@@ -34,3 +39,11 @@ def verified(checks: Iterable[Check]) -> bool:
     """Whether every check passed and one of them at least compared with something that is not our own graph."""
     kept = list(checks)
     return all(check.passed for check in kept) and any(check.reference != "own-graph" for check in kept)
+
+
+def reference_named(name: str) -> Reference:
+    """The reference of that name, or an error that lists them."""
+    for reference in REFERENCES:
+        if name == reference:
+            return reference
+    raise InputError(f"reference {name!r} is not one of: {', '.join(REFERENCES)}")

@@ -1,0 +1,134 @@
+"""A finished bundle, held to its reference again and measured beside PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from alula import families, footprint
+from alula.bench import Contender, Measured, Turns, measure, measure_apart, table
+from alula.bundles import Bundle
+from alula.core.errors import InputError
+from alula.core.progress import Progress
+from alula.engines import backend as backend_named
+from alula.evidence import choose, gather, judge_all, pytorch_installed
+from alula.local import local_engine, self_check
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchRequest:
+    """What to measure a bundle on."""
+
+    shapes: tuple[tuple[int, int], ...]
+    rounds: int = 30
+    threads: int = 0
+    model: str | None = None
+    pytorch: bool = True
+
+
+def verify_bundle(bundle: Bundle, wanted: str, model: str | None, progress: Progress) -> Bundle:
+    """Compare with the strongest reference at hand, or the one named; the bundle keeps the new checks.
+
+    Without the checkpoint only the reference outputs that the build stored can be compared with.
+    """
+    spec, engine = bundle.model, local_engine(bundle)
+    profile, precision = engine.plan.profile, engine.graph.precision
+    checkpoint = checkpoint_of(bundle, model)
+    runtime = backend_named(engine.backend)
+    if checkpoint is None:
+        _refuse_other(wanted, bundle.stored.reference)
+        phase = progress.phase(f"compare with the stored outputs ({bundle.stored.reference})")
+        with phase, closing(runtime.open(engine)) as session:
+            return bundle.with_checks(self_check(bundle, session))
+    reference = choose(wanted, spec)
+    with progress.phase(f"ask the reference ({reference})"):
+        evidence = gather(reference, checkpoint, spec, profile)
+    phase = progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}")
+    with phase, closing(runtime.open(engine)) as session:
+        return bundle.with_checks(judge_all(evidence, session, spec, profile, precision))
+
+
+def bench_bundle(bundle: Bundle, request: BenchRequest, progress: Progress) -> Measured:
+    """Measure the bundle's engine and PyTorch in turns; the bundle keeps the rows."""
+    engine = local_engine(bundle)
+    for rows, tokens in request.shapes:
+        engine.plan.profile.check({"batch": rows, "length": tokens})
+    checkpoint = checkpoint_of(bundle, request.model) if request.pytorch and pytorch_installed() else None
+    with ExitStack() as stack:
+        contenders = list(_contenders(bundle, checkpoint, request, stack, progress))
+        with progress.phase("measure in turns: " + ", ".join(c.engine for c in contenders)):
+            turns = Turns(rounds=request.rounds)
+            measured = measure(contenders, bundle.model, request.shapes, turns)
+    bundle.with_timings([row.as_json() for row in measured.rows])
+    return measured
+
+
+def text_of(measured: Measured) -> str:
+    """The table a person reads."""
+    return table(measured.rows, measured.ratios)
+
+
+def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | None:
+    """The checkpoint the bundle was built from, if it is at hand and unchanged; one named must be."""
+    spec = bundle.model
+    name = model or bundle.manifest.source
+    if model is None and not Path(name).is_dir():
+        return None
+    checkpoint = families.open_checkpoint(name, spec.revision if not Path(name).is_dir() else "main")
+    if checkpoint.digest == spec.digest:
+        return checkpoint
+    if model is None:
+        return None
+    raise InputError(
+        f"{name}: is another checkpoint than {bundle.root} was built from "
+        f"(digest {checkpoint.digest[:16]}, expected {spec.digest[:16]})"
+    )
+
+
+def _refuse_other(wanted: str, stored: str) -> None:
+    if wanted not in {"auto", stored}:
+        raise InputError(
+            f"reference {wanted!r} needs the checkpoint, which is not at hand: name it with --model; "
+            f"without it the bundle can be held to its stored outputs ({stored})"
+        )
+
+
+def _contenders(
+    bundle: Bundle,
+    checkpoint: families.Checkpoint | None,
+    request: BenchRequest,
+    stack: ExitStack,
+    progress: Progress,
+) -> Iterator[Contender]:
+    """PyTorch first, since it is what others are compared with; load time and memory from processes apart."""
+    if checkpoint is not None:
+        from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
+
+        with progress.phase("load PyTorch alone"):
+            alone = measure_apart(
+                footprint.command(bundle.root, request.shapes, request.threads, checkpoint.root)
+            )
+        session = torch_engine.reference(checkpoint.root, bundle.model, threads=request.threads)
+        yield Contender(
+            engine="torch",
+            precision="fp32",
+            session=stack.enter_context(closing(session)),
+            load_ms=alone.load_ms,
+            peak_host_bytes=alone.peak_host_bytes,
+        )
+    engine = local_engine(bundle)
+    with progress.phase(f"load {engine.backend} alone"):
+        alone = measure_apart(footprint.command(bundle.root, request.shapes, request.threads))
+    opened = backend_named(engine.backend).open(engine, threads=request.threads)
+    worst = [check for check in bundle.checks if check.reference != "own-graph"] or list(bundle.checks)
+    yield Contender(
+        engine=engine.backend,
+        precision=engine.graph.precision,
+        session=stack.enter_context(closing(opened)),
+        load_ms=alone.load_ms,
+        peak_host_bytes=alone.peak_host_bytes,
+        metric=worst[0].metric if worst else None,
+        worst=worst[0].worst if worst else None,
+    )
