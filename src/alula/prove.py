@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,18 +50,29 @@ def verify_bundle(bundle: Bundle, wanted: str, model: str | None, progress: Prog
         return bundle.with_checks(judge_all(evidence, session, spec, profile, precision))
 
 
-def bench_bundle(bundle: Bundle, request: BenchRequest, progress: Progress) -> Measured:
-    """Measure the bundle's engine and PyTorch in turns; the bundle keeps the rows."""
-    engine = local_engine(bundle)
-    for rows, tokens in request.shapes:
-        engine.plan.profile.check({"batch": rows, "length": tokens})
-    checkpoint = checkpoint_of(bundle, request.model) if request.pytorch and pytorch_installed() else None
+def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:
+    """Measure the engines of bundles of one model, and PyTorch, in turns; each bundle keeps its own rows."""
+    first = bundles[0]
+    for bundle in bundles:
+        if bundle.model.digest != first.model.digest or bundle.model.task != first.model.task:
+            raise InputError(
+                f"{bundle.root}: is another model than {first.root}; bench compares engines of one"
+            )
+        for rows, tokens in request.shapes:
+            bundle.engine("encoder").plan.profile.check({"batch": rows, "length": tokens})
+    checkpoint = checkpoint_of(first, request.model) if request.pytorch and pytorch_installed() else None
     with ExitStack() as stack:
-        contenders = list(_contenders(bundle, checkpoint, request, stack, progress))
-        with progress.phase("measure in turns: " + ", ".join(c.engine for c in contenders)):
-            turns = Turns(rounds=request.rounds)
-            measured = measure(contenders, bundle.model, request.shapes, turns)
-    bundle.with_timings([row.as_json() for row in measured.rows])
+        contenders = []
+        if checkpoint is not None:
+            contenders.append(_pytorch(first, checkpoint, request, stack, progress))
+        contenders += [_engine(bundle, request, stack, progress) for bundle in bundles]
+        with progress.phase(
+            "measure in turns: " + ", ".join(f"{c.engine} {c.precision}" for c in contenders)
+        ):
+            measured = measure(contenders, first.model, request.shapes, Turns(rounds=request.rounds))
+    for bundle, contender in zip(reversed(bundles), reversed(contenders), strict=False):
+        own = (contender.engine, contender.precision)
+        bundle.with_timings([row.as_json() for row in measured.rows if (row.engine, row.precision) == own])
     return measured
 
 
@@ -95,40 +106,42 @@ def _refuse_other(wanted: str, stored: str) -> None:
         )
 
 
-def _contenders(
+def _pytorch(
     bundle: Bundle,
-    checkpoint: families.Checkpoint | None,
+    checkpoint: families.Checkpoint,
     request: BenchRequest,
     stack: ExitStack,
     progress: Progress,
-) -> Iterator[Contender]:
-    """PyTorch first, since it is what others are compared with; load time and memory from processes apart."""
-    if checkpoint is not None:
-        from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
+) -> Contender:
+    """PyTorch eager in fp32, as users run it; load time and memory come from a process of its own."""
+    from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
 
-        with progress.phase("load PyTorch alone"):
-            alone = measure_apart(
-                footprint.command(bundle.root, request.shapes, request.threads, checkpoint.root)
-            )
-        session = torch_engine.reference(checkpoint.root, bundle.model, threads=request.threads)
-        yield Contender(
-            engine="torch",
-            precision="fp32",
-            session=stack.enter_context(closing(session)),
-            load_ms=alone.load_ms,
-            peak_host_bytes=alone.peak_host_bytes,
-        )
-    engine = local_engine(bundle)
-    with progress.phase(f"load {engine.backend} alone"):
-        alone = measure_apart(footprint.command(bundle.root, request.shapes, request.threads))
-    opened = backend_named(engine.backend).open(engine, threads=request.threads)
-    worst = [check for check in bundle.checks if check.reference != "own-graph"] or list(bundle.checks)
-    yield Contender(
-        engine=engine.backend,
-        precision=engine.graph.precision,
-        session=stack.enter_context(closing(opened)),
+    with progress.phase("load PyTorch alone"):
+        command = footprint.command(bundle.root, request.shapes, request.threads, checkpoint.root)
+        alone = measure_apart(command)
+    session = torch_engine.reference(checkpoint.root, bundle.model, threads=request.threads)
+    return Contender(
+        engine="torch",
+        precision="fp32",
+        session=stack.enter_context(closing(session)),
         load_ms=alone.load_ms,
         peak_host_bytes=alone.peak_host_bytes,
-        metric=worst[0].metric if worst else None,
-        worst=worst[0].worst if worst else None,
+    )
+
+
+def _engine(bundle: Bundle, request: BenchRequest, stack: ExitStack, progress: Progress) -> Contender:
+    """A bundle's engine, with the worst of its checks against the strongest reference."""
+    engine = local_engine(bundle)
+    with progress.phase(f"load {engine.backend} {engine.graph.precision} alone"):
+        alone = measure_apart(footprint.command(bundle.root, request.shapes, request.threads))
+    session = backend_named(engine.backend).open(engine, threads=request.threads)
+    checks = [check for check in bundle.checks if check.reference != "own-graph"] or list(bundle.checks)
+    return Contender(
+        engine=engine.backend,
+        precision=engine.graph.precision,
+        session=stack.enter_context(closing(session)),
+        load_ms=alone.load_ms,
+        peak_host_bytes=alone.peak_host_bytes,
+        metric=checks[0].metric if checks else None,
+        worst=checks[0].worst if checks else None,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from alula.bench import figure as draw
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json
 from alula.core.errors import InputError
@@ -15,29 +16,37 @@ SHAPES = "1x32,1x128,8x128"
 
 
 def bench(
-    bundle: Path = typer.Argument(help="A bundle's folder.", show_default=False),
+    bundles: list[Path] = typer.Argument(
+        help="A bundle's folder; several of one model are compared.", show_default=False
+    ),
     shapes: str = typer.Option(SHAPES, help="Shapes to measure, ROWSxTOKENS, separated by commas."),
     rounds: int = typer.Option(30, min=3, help="Timed calls per engine and shape."),
     threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
     model: str | None = typer.Option(
         None, help="The checkpoint, where it is no longer where it was built from."
     ),
+    figure: Path | None = typer.Option(None, help="Draw the latencies into this SVG file."),
     pytorch: bool = typer.Option(True, help="Measure PyTorch eager in the same run where it is installed."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
-    """Measure a bundle and PyTorch in turns, print the ratios, and keep the timings in the bundle."""
+    """Measure bundles and PyTorch in turns, print the ratios, and keep the timings in the bundles."""
     sizes = parse_shapes(shapes)
 
-    from alula.prove import BenchRequest, bench_bundle, text_of  # noqa: PLC0415 - `alula --help` stays quick
+    from alula.prove import BenchRequest, bench_bundles, text_of  # noqa: PLC0415 - `alula --help` stays quick
 
     request = BenchRequest(shapes=sizes, rounds=rounds, threads=threads, model=model, pytorch=pytorch)
-    measured = bench_bundle(Bundle.open(bundle), request, Phases())
+    opened = [Bundle.open(bundle) for bundle in bundles]
+    measured = bench_bundles(opened, request, Phases())
+    where = f"{cpu_name()}, {threads or usable_cores()} threads"
+    if figure is not None:
+        figure.write_text(draw(measured.rows, f"{opened[0].model.name}: latency", where), encoding="utf-8")
     if as_json:
         rows = [row.as_json() for row in measured.rows]
-        print_json("bench", rows, bundle=str(bundle), ratios=[row.as_json() for row in measured.ratios])
+        ratios = [row.as_json() for row in measured.ratios]
+        print_json("bench", rows, bundles=[str(bundle) for bundle in bundles], ratios=ratios)
     else:
         print(text_of(measured))
-        print(f"on {cpu_name()}, {threads or usable_cores()} threads; accuracy: worst of the bundle's checks")
+        print(f"on {where}; accuracy: the worst of the bundle's checks against its reference")
     return 0
 
 

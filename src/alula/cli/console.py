@@ -46,10 +46,11 @@ def print_json(command: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> 
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; the first column is text, the others are aligned right."""
+    """A table on stdout; columns of figures are aligned right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+        figures = bool(rows) and all(_is_figure(row[index]) for row in rows)
+        table.add_column(column, justify="right" if figures else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     # A pipe has no width to fit into, and a cut figure is a wrong figure.
@@ -76,6 +77,10 @@ def print_checks(checks: Sequence[Check]) -> None:
             for check in checks
         ],
     )
+
+
+def _is_figure(cell: str) -> bool:
+    return cell.lstrip("<>=- ")[:1].isdigit()
 
 
 def figure(value: float) -> str:
