@@ -1,6 +1,6 @@
 """The process that owns the engines: opens bundles, runs batches, and ends when the front does.
 
-Started as `python -m alula.serve.engine_process FD`, where FD is one end of a socket pair.
+Started as `python -m alula.serve.engine_process FD THREADS BUNDLE ...`, where FD is one end of a socket pair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from alula.core.engine import Session
 from alula.core.errors import AlulaError
-from alula.core.tensor import Feeds
 from alula.serve import wire
 from alula.serve.wire import Kind, Message
 
@@ -28,7 +27,7 @@ Opener = Callable[[Path, int], Session]
 
 
 def main(argv: Sequence[str], opener: Opener | None = None) -> None:
-    """Work until the other end of the socket is closed."""
+    """Open the bundles named, then work until the other end of the socket is closed."""
     # The front decides when this process ends; a signal to the whole group must not cut a drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -36,7 +35,11 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     connection = socket.socket(fileno=int(argv[0]))
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    Engines(opener or _opener()).work(inbox.get, lambda message: _send(connection, message))
+    engines = Engines(opener or _opener(), threads=int(argv[1]))
+    for model, root in enumerate(argv[2:]):
+        _send(connection, engines.open(model, Path(root)))
+    while True:
+        _send(connection, engines.run(inbox.get()))
 
 
 def _opener() -> Opener:
@@ -46,34 +49,36 @@ def _opener() -> Opener:
 
 
 class Engines:
-    """The sessions of this process, by the number the front gave them."""
+    """The sessions of this process, by the place of their bundle; every failure is an answer."""
 
-    def __init__(self, opener: Opener) -> None:
+    def __init__(self, opener: Opener, *, threads: int = 0) -> None:
         self._opener = opener
+        self._threads = threads
         self._sessions: dict[int, Session] = {}
 
-    def work(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
-        """Answer one message after the other; a failure is an answer."""
-        while True:
-            message = receive()
-            try:
-                answer = self._answer(message)
-            except AlulaError as error:
-                answer = wire.failure(message.number, error)
-            except Exception as error:
-                log.exception("message %d failed", message.number)
-                answer = wire.failure(message.number, error)
-            send(answer)
+    def open(self, model: int, root: Path) -> Message:
+        """Open one bundle."""
+        try:
+            self._sessions[model] = self._opener(root, self._threads)
+        except Exception as error:
+            return _failure(model, error)
+        return Message(kind=Kind.READY, number=model)
 
-    def _answer(self, message: Message) -> Message:
-        model = message.meta["model"]
-        if message.kind is Kind.OPEN:
-            self._sessions[model] = self._opener(Path(message.meta["root"]), message.meta["threads"])
-            return Message(kind=Kind.READY, number=message.number)
-        if message.kind is Kind.RUN:
-            outputs: Feeds = self._sessions[model].run(message.arrays)
-            return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
-        raise wire.WireError(f"{message.kind.name} is for the front to receive")
+    def run(self, message: Message) -> Message:
+        """Run one batch."""
+        try:
+            if message.kind is not Kind.RUN:
+                raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
+            outputs = self._sessions[message.meta["model"]].run(message.arrays)
+        except Exception as error:
+            return _failure(message.number, error)
+        return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
+
+
+def _failure(number: int, error: Exception) -> Message:
+    if not isinstance(error, AlulaError):
+        log.error("message %d failed", number, exc_info=error)
+    return wire.failure(number, error)
 
 
 def _listen(connection: socket.socket, inbox: queue.SimpleQueue[Message]) -> None:

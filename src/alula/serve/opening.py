@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from alula.bundles import Bundle, Manifest, Stored
 from alula.bundles.folder import read_json
-from alula.core.engine import Engine, Session
+from alula.core.engine import Session
 from alula.core.errors import EngineError
 from alula.core.model import Part
 from alula.core.tensor import Array, Feeds
 from alula.engines import backend
+from alula.local import local_engine
 
 PART = "encoder"
 
@@ -26,20 +26,10 @@ def open_bundle(root: Path, threads: int) -> Session:
     """The session of the bundle's encoder; its files are proved whole by the front meanwhile."""
     manifest = Manifest.parse(read_json(root / "manifest.json"), root)
     bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
-    session = _open_here(bundle.engine(PART), threads)
+    engine = local_engine(bundle, PART)
+    session = backend(engine.backend).open(engine, threads=threads)
     prove(session, bundle.stored, bundle.model.part(PART), root)
     return session
-
-
-def _open_here(engine: Engine, threads: int) -> Session:
-    """Open the engine, compiled again from its portable graph first if another machine compiled it."""
-    runtime = backend(engine.backend)
-    if engine.target == runtime.target:
-        return runtime.open(engine, threads=threads)
-    with tempfile.TemporaryDirectory(prefix="alula-") as folder:
-        # Sessions keep what they need open or mapped, so the folder may go.
-        again = runtime.compile(engine.graph, engine.plan, Path(folder) / PART)
-        return runtime.open(again, threads=threads)
 
 
 def prove(session: Session, stored: Stored, part: Part, root: Path) -> None:

@@ -12,8 +12,9 @@ from alula.core.errors import InputError
 from alula.core.tensor import Feeds
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
+from alula.serve.process import EngineProcess
 from alula.serve.service import Catalogue, Gatekeeper, Service
-from alula.serve.supervisor import EngineProcess, Supervisor
+from alula.serve.supervisor import Supervisor
 
 
 class Server:
@@ -26,7 +27,7 @@ class Server:
         self.catalogue = Catalogue(services=())
         self.supervisor = Supervisor(
             options.engine_command,
-            [path.absolute() for path in options.bundles],
+            options.bundles,
             threads=options.threads,
             run_timeout_s=options.run_timeout_s,
             first=first,

@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import logging
 import socket
-import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 from alula.core.errors import AlulaError, EngineError
 from alula.core.tensor import Feeds
 from alula.serve import wire
+from alula.serve.process import EngineProcess
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -26,44 +25,10 @@ State = Literal["starting", "ready", "restarting", "broken", "stopped"]
 STARTS = 5
 """So many starts within `WINDOW_S` are tried before the engine counts as broken."""
 WINDOW_S = 60.0
-LEAVE_S = 5.0
-"""How long the process may take to end by itself once nobody talks to it any more."""
 
 
 class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
     """The engine process is gone or not there yet; another try later may well work."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineProcess:
-    """A process that was started, and the front's end of the socket to it."""
-
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
-
-    @classmethod
-    def start(cls, command: Sequence[str]) -> EngineProcess:
-        """Start one. Its stdout goes to stderr, and terminal signals do not reach it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        return cls(process=process, connection=ours)
-
-    def end(self, wait_s: float = LEAVE_S) -> None:
-        """Close the socket, on which the process leaves; kill it if it does not. Blocks."""
-        self.connection.close()
-        try:
-            self.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Supervisor:
@@ -86,7 +51,8 @@ class Supervisor:
         self._threads = threads
         self._run_timeout_s = run_timeout_s
         self._current = first
-        self._number = 0
+        # Below are the numbers under which the models report that they are open.
+        self._number = len(self._roots)
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._sending = asyncio.Lock()
         self._started: deque[float] = deque(maxlen=STARTS)
@@ -116,7 +82,7 @@ class Supervisor:
         if self.state != "ready":
             raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
         try:
-            answer = await self._ask(Kind.RUN, {"model": model}, feeds, self._run_timeout_s)
+            answer = await self._ask(model, feeds)
         except asyncio.TimeoutError:
             log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)  # noqa: TRY400
             self._kill()
@@ -163,37 +129,33 @@ class Supervisor:
         return True
 
     async def _launch(self) -> None:
-        current = self._current or EngineProcess.start(self._command)
+        current = self._current or EngineProcess.start(self._command, self._roots, self._threads)
         self._current = current
         self._started.append(monotonic())
+        opened = [self._expect(model) for model in range(len(self._roots))]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
-        await self._open_all()
+        for answer in await asyncio.gather(*opened):
+            _unless_failed(answer)
+        self._pending.clear()
         self.state, self.reason = "ready", ""
 
-    async def _open_all(self) -> None:
-        for model, root in enumerate(self._roots):
-            meta = {"model": model, "root": str(root), "threads": self._threads}
-            await self._ask(Kind.OPEN, meta, {}, None)
-
-    async def _ask(
-        self, kind: Kind, meta: Mapping[str, Any], arrays: Feeds, timeout_s: float | None
-    ) -> Message:
-        current = self._current
-        if current is None:
+    async def _ask(self, model: int, feeds: Feeds) -> Message:
+        if self._current is None:
             raise EngineAway("the engine process is gone")
         self._number += 1
         number = self._number
-        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = reply
-        message = Message(kind=kind, number=number, meta=meta, arrays=arrays)
+        reply = self._expect(number)
         try:
-            await self._send(current, message)
-            answer = await asyncio.wait_for(reply, timeout_s)
+            meta = {"model": model}
+            await self._send(self._current, Message(kind=Kind.RUN, number=number, meta=meta, arrays=feeds))
+            return _unless_failed(await asyncio.wait_for(reply, self._run_timeout_s))
         finally:
             self._pending.pop(number, None)
-        if answer.kind is Kind.FAILED:
-            raise wire.error_of(answer)
-        return answer
+
+    def _expect(self, number: int) -> asyncio.Future[Message]:
+        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = reply
+        return reply
 
     async def _send(self, current: EngineProcess, message: Message) -> None:
         loop = asyncio.get_running_loop()
@@ -235,6 +197,12 @@ class Supervisor:
     def _kill(self) -> None:
         if self._current:
             self._current.process.kill()
+
+
+def _unless_failed(answer: Message) -> Message:
+    if answer.kind is Kind.FAILED:
+        raise wire.error_of(answer)
+    return answer
 
 
 async def _receive(connection: socket.socket) -> Message | None:

@@ -29,16 +29,15 @@ DTYPES = frozenset({"int64", "int32", "float32", "float64", "bool", "uint8", "in
 class Kind(IntEnum):
     """What a message is."""
 
-    OPEN = 1
-    READY = 2
-    RUN = 3
-    RESULT = 4
-    FAILED = 5
+    READY = 1
+    RUN = 2
+    RESULT = 3
+    FAILED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message; `number` ties an answer to its question."""
+    """One message; `number` ties an answer to its question, and READY to the place of its model."""
 
     kind: Kind
     number: int

@@ -1,0 +1,81 @@
+"""A server in its event loop: load, announce, answer, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+from alula.serve.front import Front
+from alula.serve.options import ServeOptions
+from alula.serve.process import EngineProcess
+from alula.serve.server import Server
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_until_told(
+    options: ServeOptions, first: EngineProcess, sock: socket.socket, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    asyncio.run(_serve(options, first, sock, on_ready))
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where the socket is reached."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _serve(
+    options: ServeOptions, first: EngineProcess, sock: socket.socket, on_ready: Callable[[str], None]
+) -> None:
+    server = Server(options, first)
+    with _told_to_stop() as stop:
+        try:
+            async with Front(server, sock) as front:
+                loading = asyncio.ensure_future(server.load())
+                if await _first(loading, stop.wait()) is loading:
+                    loading.result()
+                    on_ready(url_of(sock))
+                    await _first(front.ended(), stop.wait())
+                    await _drain(server, options.grace_s)
+        finally:
+            await server.stop()
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[asyncio.Event]:
+    """An event that is set by the signals that end a server."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _first(*awaitables: Awaitable[object]) -> asyncio.Future[object]:
+    """The one that is done first; the others are cancelled."""
+    futures = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    done, others = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+    if others:
+        await asyncio.wait(others)
+    return next(future for future in futures if future in done)
+
+
+async def _drain(server: Server, grace_s: float) -> None:
+    try:
+        await asyncio.wait_for(server.drain(), grace_s)
+    except asyncio.TimeoutError:
+        log.warning("requests were not answered within the grace time of %g s", grace_s)

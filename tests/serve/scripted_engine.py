@@ -1,0 +1,81 @@
+"""An engine process whose model does what the words of a text say. Started by tests in place of the real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from alula.bundles import Bundle
+from alula.core.engine import Session
+from alula.core.errors import InputError, RunError
+from alula.core.tensor import Array, Feeds
+from alula.engines import fake
+from alula.serve.engine_process import main
+
+ACTS = ("slow", "hang", "crash", "nan", "wrong", "broken", "bug")
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "hello", "world", "rome", "lives", *ACTS)
+IDS = {word: at for at, word in enumerate(WORDS)}
+
+
+def obey(feeds: Feeds) -> None:
+    ids = feeds["input_ids"]
+    if (ids == IDS["slow"]).any():
+        time.sleep(0.3)
+    if (ids == IDS["hang"]).any():
+        time.sleep(3600)
+    if (ids == IDS["crash"]).any():
+        os._exit(3)
+    if (ids == IDS["wrong"]).any():
+        raise InputError("axis 'length' is 9; built for 1..8")
+    if (ids == IDS["broken"]).any():
+        raise RunError("bad kernel")
+    if (ids == IDS["bug"]).any():
+        raise KeyError("nobody foresaw this")
+
+
+def outputs(feeds: Feeds) -> Feeds:
+    """Every output a task may have, told from the ids alone."""
+    obey(feeds)
+    ids, mask = (np.asarray(feeds[name], np.int64) for name in ("input_ids", "attention_mask"))
+    total = (ids * mask).sum(1, keepdims=True).astype(np.float32)
+    count = mask.sum(1, keepdims=True).astype(np.float32)
+    embedding = np.concatenate([total, count, np.ones_like(total), -count], axis=1)
+    embedding[(ids == IDS["nan"]).any(1)] = np.nan
+    peak = np.where(ids == IDS["rome"], 8.0, 0.0).astype(np.float32)
+    return {
+        "embedding": embedding,
+        "logits": embedding[:, :3] / 10,
+        "score": total / 100 - 1,
+        "tokens": np.stack([4 - peak, peak, peak * 0], axis=2),
+        "start_logits": peak,
+        "end_logits": peak,
+        "rows": np.full((len(ids), 1), len(ids), np.float32),
+    }
+
+
+def opener(root: Path, threads: int) -> Session:
+    if os.environ.get("SCRIPTED_REFUSES"):
+        raise InputError(f"{root}: the script refuses")
+    if os.environ.get("SCRIPTED_DIES"):
+        os._exit(7)
+    bundle = Bundle.open(root)
+    engine = bundle.engine("encoder")
+    named = {"reranking": {"logits": "score"}, "token-classification": {"logits": "tokens"}}
+    names = named.get(bundle.model.task, {})
+
+    def function(feeds: Feeds) -> Feeds:
+        every = outputs(feeds)
+        given: dict[str, Array] = {
+            spec.name: every[names.get(spec.name, spec.name)] for spec in engine.outputs
+        }
+        return given
+
+    return fake.session(engine.inputs, engine.outputs, engine.plan.profile, function)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], opener)

@@ -1,0 +1,239 @@
+"""Small bundles, and servers in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import scripted_engine
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from alula.bundles import Bundle, Manifest, Stored, writing
+from alula.core.check import Check
+from alula.core.engine import Plan
+from alula.core.graph import Graph
+from alula.core.model import ModelSpec, Part
+from alula.core.profile import Profile, Range
+from alula.core.tensor import TensorSpec
+from alula.engines import backend
+
+SCRIPTED = (sys.executable, scripted_engine.__file__)
+
+OUTPUTS: dict[str, tuple[TensorSpec, ...]] = {
+    "embeddings": (TensorSpec(name="embedding", dtype="float32", shape=("batch", 4)),),
+    "sequence-classification": (TensorSpec(name="logits", dtype="float32", shape=("batch", 3)),),
+    "reranking": (TensorSpec(name="logits", dtype="float32", shape=("batch", 1)),),
+    "token-classification": (TensorSpec(name="logits", dtype="float32", shape=("batch", "length", 3)),),
+    "question-answering": tuple(
+        TensorSpec(name=name, dtype="float32", shape=("batch", "length"))
+        for name in ("start_logits", "end_logits")
+    ),
+}
+LABELS = {
+    "sequence-classification": ("sad", "glad", "mad"),
+    "reranking": ("relevant",),
+    "token-classification": ("O", "B-CITY", "I-CITY"),
+}
+PASSED = Check(
+    output="embedding",
+    metric="cosine",
+    samples=4,
+    worst=1.0,
+    mean=1.0,
+    limit=0.999,
+    higher_is_better=True,
+    reference="pytorch",
+)
+
+
+def spec(task: str) -> ModelSpec:
+    inputs = tuple(
+        TensorSpec(name=name, dtype="int64", shape=("batch", "length"))
+        for name in ("input_ids", "attention_mask")
+    )
+    return ModelSpec(
+        name=f"tiny/{task}",
+        digest="0" * 64,
+        revision="main",
+        architecture="TinyModel",
+        family="tiny",
+        task=task,
+        parts=(Part(name="encoder", inputs=inputs, outputs=OUTPUTS[task]),),
+        max_length=64,
+        vocab_size=len(scripted_engine.WORDS),
+        pad_id=0,
+        labels=LABELS.get(task, ()),
+        activation="softmax" if task in LABELS else "none",
+    )
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.WordLevel(scripted_engine.IDS, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return made
+
+
+def make_bundle(
+    to: Path,
+    task: str = "embeddings",
+    *,
+    name: str | None = None,
+    batch: Range = Range(1, 4, 4),  # noqa: B008 - frozen
+    checks: tuple[Check, ...] = (PASSED,),
+    target: str | None = None,
+    reference: float | None = None,
+) -> Path:
+    """A bundle with the fake engine; `reference` fills its stored outputs in place of what the engine gives."""
+    model = spec(task)
+    model = replace(model, name=name or model.name)
+    profile = Profile({"batch": batch, "length": Range(2, 8, 48)})
+    part = model.part("encoder")
+    with writing(to) as draft:
+        path = draft.graph_path("encoder", "fp32")
+        path.write_bytes(b"no graph")
+        graph = Graph(
+            path=path,
+            digest="0" * 64,
+            opset=23,
+            nodes=1,
+            precision="fp32",
+            inputs=part.inputs,
+            outputs=part.outputs,
+        )
+        runtime = backend("fake")
+        engine = runtime.compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
+        ids = np.array([[2, 4, 3], [2, 5, 0]] * (batch.min // 2 + 1), dtype=np.int64)
+        feeds = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
+        outputs = dict(runtime.open(engine).run(feeds))
+        if reference is not None:
+            outputs = {key: np.full_like(array, reference) for key, array in outputs.items()}
+        (draft.scratch / "tokenizer").mkdir()
+        tokenizer().save(str(draft.scratch / "tokenizer" / "tokenizer.json"))
+        manifest = Manifest(
+            model=model,
+            source="tests",
+            graphs={graph.path.stem: graph},
+            engines={"encoder": replace(engine, target=target or engine.target)},
+            rungs=(),
+            files=(),
+            built_on={},
+        )
+        draft.finish(manifest, checks, (), Stored(reference="pytorch", feeds=(feeds,), outputs=(outputs,)))
+    Bundle.open(to)
+    return to
+
+
+SERVE = """
+import json, sys
+from pathlib import Path
+from alula.core.errors import AlulaError
+from alula.serve import ServeOptions, serve
+given = json.loads(sys.argv[1])
+for key in ("bundles", "engine_command"):
+    given[key] = tuple(map(Path if key == "bundles" else str, given[key]))
+try:
+    serve(ServeOptions(**given), on_ready=lambda url: print(url, flush=True))
+except AlulaError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("loaded:", *sorted({name.split(".")[0] for name in sys.modules}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A server that answers."""
+
+    process: subprocess.Popen[str]
+    url: str
+    client: httpx.Client
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return self.client.post(path, json=body, headers=headers)
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path).json()
+
+    def engine_pid(self) -> int:
+        return int(self.get("/health/live")["engine"]["pid"])
+
+    def stop(self, number: int = signal.SIGTERM, within_s: float = 15) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=within_s)
+        return self.process.returncode, out, err
+
+
+def start(bundles: list[Path], env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    given = {
+        "bundles": [str(path) for path in bundles],
+        "port": 0,
+        "engine_command": SCRIPTED,
+        **options,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+@contextlib.contextmanager
+def running(bundles: list[Path], env: dict[str, str] | None = None, **options: Any) -> Iterator[Running]:
+    process = start(bundles, env, **options)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        if not url:
+            raise AssertionError(process.communicate(timeout=15)[1])
+        with httpx.Client(base_url=url, timeout=20) as client:
+            yield Running(process=process, url=url, client=client)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def refused(bundles: list[Path], env: dict[str, str] | None = None, **options: Any) -> str:
+    """What a server says that does not start."""
+    process = start(bundles, env, **options)
+    out, err = process.communicate(timeout=30)
+    assert out == ""
+    assert process.returncode == 1
+    return err
+
+
+def wait_until(true: Callable[[], bool], within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "did not come about in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

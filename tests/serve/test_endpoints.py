@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from served import Running
+
+
+def ok(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_openai_embeddings_come_in_order_with_usage(server: Running) -> None:
+    answer = ok(server.post("/v1/embeddings", {"input": ["a", "a b hello"], "model": "tiny/embeddings"}))
+    assert answer["object"] == "list"
+    assert answer["model"] == "tiny/embeddings"
+    assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+    assert [one["index"] for one in answer["data"]] == [0, 1]
+    assert answer["data"][0]["embedding"] == [9.0, 3.0, 1.0, -3.0]
+    assert answer["data"][1]["embedding"] == [20.0, 5.0, 1.0, -5.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ("a", 1),
+        ([2, 4, 3], 1),
+        ([[2, 4, 3], [2, 3]], 2),
+        (["", "\0", "🦜"], 3),
+    ],
+)
+def test_openai_input_takes_every_shape(server: Running, given: Any, count: int) -> None:
+    assert len(ok(server.post("/v1/embeddings", {"input": given}))["data"]) == count
+
+
+def test_token_ids_give_what_their_text_gives(server: Running) -> None:
+    by_text = ok(server.post("/v1/embeddings", {"input": "a"}))["data"]
+    assert ok(server.post("/v1/embeddings", {"input": [2, 4, 3]}))["data"] == by_text
+
+
+def test_base64_holds_the_same_floats(server: Running) -> None:
+    (one,) = ok(server.post("/v1/embeddings", {"input": "a", "encoding_format": "base64"}))["data"]
+    assert np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() == [9.0, 3.0, 1.0, -3.0]
+
+
+def test_dimensions_cut_and_normalise_again(server: Running) -> None:
+    (one,) = ok(server.post("/v1/embeddings", {"input": "a", "dimensions": 2}))["data"]
+    assert one["embedding"] == pytest.approx(np.array([9.0, 3.0]) / np.sqrt(90.0))
+
+
+def test_embed_answers_a_list_of_vectors(server: Running) -> None:
+    plain = ok(server.post("/embed", {"inputs": ["a", "b"], "normalize": False}))
+    assert plain == [[9.0, 3.0, 1.0, -3.0], [10.0, 3.0, 1.0, -3.0]]
+    (normal,) = ok(server.post("/embed", {"inputs": "a"}))
+    assert np.linalg.norm(normal) == pytest.approx(1.0)
+
+
+def test_a_batch_of_one_equals_the_same_text_in_a_batch_of_many(server: Running) -> None:
+    texts = ["a", "a b a b", "hello world a", "", "b"]
+    together = ok(server.post("/embed", {"inputs": texts}))
+    assert together == [ok(server.post("/embed", {"inputs": text}))[0] for text in texts]
+
+
+def test_texts_are_cut_to_what_the_engine_was_built_for(server: Running) -> None:
+    text = "a " * 100
+    (cut,) = ok(server.post("/embed", {"inputs": text, "normalize": False}))
+    assert cut[1] == 48
+    refused = server.post("/embed", {"inputs": text, "truncate": False})
+    assert refused.status_code == 400
+    assert refused.json() == {
+        "error": "text has 102 tokens; the model takes 48",
+        "error_type": "validation",
+    }
+
+
+@pytest.mark.parametrize("model", ["tiny/sequence-classification", "sequence-classification"])
+def test_predict_gives_classes_best_first(server: Running, model: str) -> None:
+    found = ok(server.post("/predict", {"inputs": "a b", "model": model}))
+    assert [one["label"] for one in found] == ["sad", "glad", "mad"]
+    assert sum(one["score"] for one in found) == pytest.approx(1.0)
+    batch = ok(server.post("/predict", {"inputs": [["a b"], ["a", "b"]], "model": model}))
+    assert batch[0] == found
+    assert len(batch) == 2
+    pair = ok(server.post("/predict", {"inputs": ["a", "b"], "model": model}))
+    assert pair == batch[1]
+
+
+def test_predict_gives_entities_in_code_points(server: Running) -> None:
+    text = "🦜🦜 lives rome 👩‍👩‍👧 a"
+    found = ok(server.post("/predict", {"inputs": text, "model": "tiny/token-classification"}))
+    assert [(one["entity_group"], one["word"]) for one in found] == [("CITY", "rome")]
+    assert text[found[0]["start"] : found[0]["end"]] == "rome"
+    both = ok(server.post("/predict", {"inputs": [text, "a"], "model": "tiny/token-classification"}))
+    assert both == [found, []]
+    tokens = ok(
+        server.post(
+            "/predict",
+            {
+                "inputs": "rome a",
+                "model": "tiny/token-classification",
+                "parameters": {"aggregation_strategy": "none"},
+            },
+        )
+    )
+    assert [(one["entity"], one["index"]) for one in tokens] == [("B-CITY", 1), ("O", 2)]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_predict_answers_questions(server: Running, inside: bool) -> None:
+    asked = {"question": "rome a", "context": "🦜 lives rome b"}
+    body = {"inputs": asked} if inside else asked
+    found = ok(server.post("/predict", {**body, "model": "tiny/question-answering"}))
+    assert found["answer"] == "rome" == asked["context"][found["start"] : found["end"]]
+    several = ok(
+        server.post("/predict", {**body, "model": "tiny/question-answering", "parameters": {"top_k": 2}})
+    )
+    assert len(several) == 2
+    assert several[0] == found
+
+
+def test_rerank_puts_the_best_text_first(server: Running) -> None:
+    body = {"query": "a", "texts": ["a", "rome rome", "b b"]}
+    found = ok(server.post("/rerank", body))
+    assert [one["index"] for one in found] == [1, 2, 0]
+    assert all(0 < one["score"] < 1 and "text" not in one for one in found)
+    raw = ok(server.post("/rerank", {**body, "raw_scores": True, "return_text": True}))
+    assert raw[0]["text"] == "rome rome"
+    assert raw[-1]["score"] == pytest.approx(-0.84)
+
+
+def test_what_is_served_is_told(server: Running) -> None:
+    ids = [one["id"] for one in server.get("/v1/models")["data"]]
+    assert "tiny/embeddings" in ids
+    assert len(ids) == 5
+    info = server.get("/info")
+    assert info["model_id"] == ids[0]
+    assert info["max_input_length"] == 48
+    assert info["models"][0]["verified"] is True
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/livez", "/readyz"])
+def test_a_healthy_server_says_so(server: Running, path: str) -> None:
+    health = server.get(path)
+    assert (health["status"], health["live"], health["ready"]) == ("ready", True, True)
+
+
+def test_the_documentation_needs_nothing_from_elsewhere(server: Running) -> None:
+    page = server.client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page.text)
+    described = server.get("/openapi.json")
+    assert described["openapi"].startswith("3.")
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            if method == "get":
+                assert server.client.get(path).status_code == 200
+            else:
+                example = operation["requestBody"]["content"]["application/json"]["example"]
+                assert server.post(path, example).status_code == 200
+
+
+def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
+    ok(server.post("/embed", {"inputs": ["a", "a b hello world"]}))
+    text = server.client.get("/metrics").text
+    for line in (
+        'alula_requests_total{route="/embed",status="200"}',
+        'alula_request_seconds_bucket{le="0.001",route="/embed"}',
+        'alula_queue_seconds_count{model="tiny/embeddings"}',
+        'alula_batch_rows_sum{model="tiny/embeddings"}',
+        'alula_padding_ratio_sum{model="tiny/embeddings"}',
+        'alula_tokens_total{model="tiny/embeddings"}',
+        "alula_engine_up 1.0",
+        "alula_engine_restarts 0.0",
+        "process_resident_memory_bytes",
+    ):
+        assert line in text
+    server.client.get("/secret/path/of/a/stranger")
+    assert "stranger" not in server.client.get("/metrics").text
+
+
+def test_a_request_id_is_echoed_or_made(server: Running) -> None:
+    given = server.post("/embed", {"inputs": "a"}, **{"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = server.post("/embed", {"inputs": "a"}, **{"x-request-id": 'a" b'})
+    assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
+    assert re.fullmatch("[0-9a-f]{32}", server.client.get("/nowhere").headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is not JSON: empty"),
+        (b"\0", "the body is not JSON: "),
+        (b"\0" * 100, "the body is not JSON: "),
+        (b'{"inputs": "a', "the body is not JSON: "),
+        (b'{"inputs": "\xff"}', "the body is not UTF-8: byte 12 is 0xff"),
+        ('{"inputs": "a"}'.encode("utf-16"), "the body is not UTF-8: byte 0 is 0xff"),
+        (b'{"inputs": NaN}', "the body is not JSON: NaN is no JSON number"),
+        (b"[" * 100_000, "the body is not JSON that can be read: nested too deeply"),
+        (b'["a"]', "the body is a list, expected an object"),
+        (b"null", "the body is null, expected an object"),
+        (b"{}", "inputs is missing"),
+        (b'{"inputs": null}', "inputs is missing"),
+        (b'{"inputs": 7}', "inputs is a number, expected a string or a list of strings"),
+        (b'{"inputs": ["a", 7]}', "inputs[1] is a number, expected a string"),
+        (b'{"inputs": []}', "the list of inputs is empty; expected at least one"),
+        (b'{"inputs": "a", "truncate": "yes"}', "truncate is a string, expected a boolean"),
+        (b'{"inputs": "a", "dimensions": true}', "dimensions is a boolean, expected a number"),
+        (b'{"inputs": "a", "dimensions": 5}', "dimensions is 5; the model has 1..4"),
+        (b'{"inputs": "a", "prompt": "q"}', "unknown field prompt; this endpoint takes dimensions, inputs"),
+        (
+            b'{"inputs": "a", "truncation_direction": "left"}',
+            "truncation_direction is 'left', expected one of",
+        ),
+        (rb'{"inputs": "\ud83d"}', "text has the lone surrogate U+D83D at character 0"),
+        (rb'{"inputs": "a", "model": "\ude00"}', "model '\\ude00' is not served"),
+        (rb'{"inputs": "a", "\ude00": 1}', "unknown field \ude00"),
+    ],
+)
+def test_a_body_that_cannot_be_used_is_refused_with_the_reason(
+    server: Running, body: bytes, message: str
+) -> None:
+    response = server.client.post("/embed", content=body)
+    assert response.status_code == (404 if "not served" in message else 400)
+    answer = json.loads(response.content)
+    assert answer["error_type"] == "validation"
+    assert message in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/embed", {"inputs": ["a"] * 9}, 413, "9 inputs in one request; the limit is 8"),
+        ("/embed", {"inputs": "a" * 2_000_000}, 413, "the body is larger than 2000000 bytes"),
+        (
+            "/embed",
+            {"inputs": "a", "model": "none"},
+            404,
+            "model 'none' is not served; served: tiny/embeddings",
+        ),
+        (
+            "/embed",
+            {"inputs": "a", "model": "tiny/reranking"},
+            400,
+            "model 'tiny/reranking' does reranking, not embeddings",
+        ),
+        ("/rerank", {"query": "a", "texts": []}, 400, "the list of inputs is empty"),
+        ("/rerank", {"query": "a", "texts": "b"}, 400, "texts is a string, expected a list"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, 400, "inputs has 3 strings, expected one text or a pair"),
+        ("/embed", {"inputs": "wrong"}, 400, "axis 'length' is 9; built for 1..8"),
+        ("/embed", {"inputs": "broken"}, 500, "bad kernel"),
+        ("/embed", {"inputs": "nan"}, 500, "the model gave NaN for 'embedding'"),
+        ("/embed", {"inputs": "bug"}, 500, "KeyError: 'nobody foresaw this'"),
+    ],
+)
+def test_a_refusal_keeps_its_kind(
+    server: Running, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    response = server.post(path, body)
+    assert response.status_code == status
+    assert message in response.json()["error"]
+    assert response.json()["error_type"] == ("backend" if status == 500 else "validation")
+
+
+def test_openai_paths_have_openai_errors(server: Running) -> None:
+    response = server.post("/v1/embeddings", {"input": "a", "model": "none"})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "model_not_found")
+    assert server.post("/v1/nothing", {}).json()["error"]["message"] == (
+        "no endpoint /v1/nothing; /docs lists them"
+    )
+    assert (
+        server.post("/v1/embeddings", {"input": [2, 99]})
+        .json()["error"]["message"]
+        .startswith("token id 99; the model knows 0..")
+    )
+
+
+def test_a_body_without_a_length_is_stopped_where_it_is_too_large(server: Running) -> None:
+    response = server.client.post("/embed", content=(b" " * 100_000 for _ in range(40)))
+    assert response.status_code == 413
+
+
+def test_a_wrong_method_names_the_right_one(server: Running) -> None:
+    response = server.client.get("/embed")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"] == "/embed takes POST, not GET"
