@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.edit import Editor, is_constant, weight
+from alula.graphs.passes.edit import Editor, constant_linear, first_input, scale_constant
 
 # Added to a score that must not count: its exponential is 0, and no sum with a score becomes infinite.
 # float16's smallest exponential is exp(-17.4).
@@ -193,62 +193,13 @@ def _scaled(edit: Editor, query: ir.Value, scale: float) -> ir.Value:
     """The query times the scale, which a constant linear in front of it takes into its weights."""
     if scale == 1.0:
         return query
-    if not _fold(edit.graph, query, scale):
+    linear = constant_linear(query)
+    if not linear:
         assert query.dtype is not None
         return edit.op("Mul", query, edit.number(scale, query.dtype))
+    for user, index in linear:
+        scale_constant(user, index, scale)
     return query
-
-
-def _fold(graph: ir.Graph, query: ir.Value, scale: float) -> bool:
-    """Scale the weights of the linear that gives `query`, if nobody else sees its result."""
-    node, constants = query.producer(), []
-    value = query
-    while node is not None and len(value.uses()) == 1 and not value.is_graph_output():
-        if node.op_type in {"Reshape", "Transpose"}:
-            value = _first(node)
-        elif node.op_type == "Add" and (index := _constant_index(node)) is not None:
-            constants.append((node, index))
-            other = node.inputs[1 - index]
-            assert other is not None
-            value = other
-        elif node.op_type == "MatMul" and is_constant(node.inputs[1]):
-            constants.append((node, 1))
-            for user, index in constants:
-                _scale_constant(graph, user, index, scale)
-            return True
-        else:
-            return False
-        node = value.producer()
-    return False
-
-
-def _first(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
-def _constant_index(node: ir.Node) -> int | None:
-    return next((index for index in (0, 1) if is_constant(node.inputs[index])), None)
-
-
-def _scale_constant(graph: ir.Graph, user: ir.Node, index: int, scale: float) -> None:
-    """Give `user` a lazy product instead; the old weight goes with its last user."""
-    old = user.inputs[index]
-    assert old is not None
-    tensor = old.const_value
-    assert tensor is not None
-    factor = tensor.dtype.numpy().type(scale)
-    name = f"{old.name}_scaled"
-    product = ir.LazyTensor(
-        lambda: ir.tensor(np.asarray(tensor.numpy() * factor, tensor.dtype.numpy())),
-        dtype=tensor.dtype,
-        shape=ir.Shape(tensor.shape),  # type: ignore[arg-type] # a tensor's own shape is fixed
-        name=name,
-    )
-    user.replace_input_with(index, weight(graph, name, product))
-    if not old.uses():
-        graph.initializers.pop(str(old.name))
 
 
 def _mask(edit: Editor, query: ir.Value, key: ir.Value) -> _Mask:
@@ -306,7 +257,7 @@ def _is_bool(value: ir.Value | None) -> bool:
 def _unexpanded(mask: ir.Value | None) -> ir.Value | None:
     """The mask before it was spread over the scores' shape, which adding does by itself."""
     while mask is not None and (node := mask.producer()) is not None and node.op_type == "Expand":
-        source = _first(node)
+        source = first_input(node)
         if source.dtype is None and mask.dtype is not None:
             source.dtype = mask.dtype
         mask = source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -126,3 +127,69 @@ def _same(tensor: ir.TensorProtocol, array: Array) -> bool:
     if tensor.nbytes != array.nbytes or tensor.dtype.numpy() != array.dtype:
         return False
     return tuple(tensor.shape.numpy()) == array.shape and bool(np.array_equal(tensor.numpy(), array))
+
+
+def first_input(node: ir.Node) -> ir.Value:
+    """The first input of a node that must have one."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def constant_linear(value: ir.Value) -> tuple[tuple[ir.Node, int], ...]:
+    """The constants (user and input index) of the linear that gives `value`; empty if it is none.
+
+    Scaling all of them scales `value`. Nobody else may see the linear's result on its way here.
+    """
+    found: list[tuple[ir.Node, int]] = []
+    node = value.producer()
+    while node is not None and len(value.uses()) == 1 and not value.is_graph_output():
+        index = next((index for index in (0, 1) if is_constant(node.inputs[index])), None)
+        if node.op_type in {"Reshape", "Transpose"}:
+            source = node.inputs[0]
+        elif node.op_type == "Add" and index is not None:
+            found.append((node, index))
+            source = node.inputs[1 - index]
+        elif node.op_type == "MatMul" and is_constant(node.inputs[1]):
+            return (*found, (node, 1))
+        else:
+            return ()
+        assert source is not None
+        value, node = source, source.producer()
+    return ()
+
+
+def scale_constant(user: ir.Node, index: int, scale: float) -> None:
+    """Give `user` a constant times `scale`, computed when it is saved."""
+    factor = float(scale)
+    replace_constant(user, index, "scaled", lambda array: array * array.dtype.type(factor))
+
+
+def replace_constant(
+    user: ir.Node,
+    index: int,
+    what: str,
+    change: Callable[[NDArray[Any]], NDArray[Any]],
+    dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """Give `user` a constant changed by a function, which runs when the model is saved.
+
+    The old constant goes with its last user.
+    """
+    old, graph = user.inputs[index], user.graph
+    assert old is not None
+    assert isinstance(graph, ir.Graph)
+    tensor = old.const_value
+    assert tensor is not None
+    name = f"{old.name}_{what}"
+    changed = ir.LazyTensor(
+        lambda: ir.tensor(np.asarray(change(tensor.numpy()))),
+        dtype=dtype if dtype is not None else tensor.dtype,
+        shape=ir.Shape(tensor.shape),  # type: ignore[arg-type] # a tensor's own shape is fixed
+        name=name,
+    )
+    new = weight(graph, name, changed)
+    user.replace_input_with(index, new)
+    if not old.uses() and not old.is_graph_output():
+        graph.initializers.pop(str(old.name))
+    return new
