@@ -21,6 +21,7 @@ from alula.core.errors import InputError
 from alula.core.words import POOLINGS
 from alula.families import describe, open_checkpoint, write
 from alula.families.layers import ACTIVATIONS
+from alula.families.mpnet import bucket
 
 Ints = NDArray[np.int64]
 Feeds = Mapping[str, Ints]
@@ -254,7 +255,7 @@ def test_a_classifier_with_other_labels_than_the_configuration_is_refused(tmp_pa
     config = json.loads((tmp_path / "config.json").read_text())
     config["id2label"] = {"0": "no", "1": "yes"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"classifier.weight has 4 rows, .* speak of 2 labels"):
+    with pytest.raises(InputError, match=r"classifier.weight has 4 rows, config.json says 2"):
         Written(tmp_path)
 
 
@@ -271,3 +272,10 @@ def test_the_trained_encoder_gives_the_embeddings_of_transformers() -> None:
     expected = means(told(model, feeds, graph.inputs).last_hidden_state.numpy(), feeds["attention_mask"])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert farthest(graph.run(feeds)["embedding"], expected) <= 2e-6
+
+
+def test_the_buckets_of_mpnet_are_those_of_transformers() -> None:
+    distances = np.arange(-3000, 3001)
+    encoder = importlib.import_module("transformers.models.mpnet.modeling_mpnet").MPNetEncoder
+    expected = encoder.relative_position_bucket(torch.from_numpy(distances)).numpy()
+    assert np.array_equal(bucket(distances), expected)

@@ -15,6 +15,7 @@ from alula.families.family import Family
 from alula.families.layers import Inputs, linear
 from alula.families.sentence import read_embedding
 from alula.families.settings import read_settings
+from alula.families.tasks import head_layer
 from alula.families.weights import read_weights
 
 FAMILIES: Mapping[str, Family] = {
@@ -38,12 +39,16 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         ids=values["input_ids"], mask=values["attention_mask"], types=values.get("token_type_ids")
     )
     states = family.encode(b, inputs, read_settings(spec.family, checkpoint.config))
+    layer = head_layer(spec.family, spec.task)
+    outputs: tuple[ir.Value, ...]
     if spec.task == "embeddings":
-        outputs: tuple[ir.Value, ...] = (_embedding(b, checkpoint, spec, states, inputs.mask),)
+        outputs = (_embedding(b, checkpoint, spec, states, inputs.mask),)
     elif spec.task == "question-answering":
-        outputs = _ends(b, states)
+        outputs = _ends(b, states, layer)
+    elif spec.task == "token-classification":
+        outputs = (_logits(b, states, layer, len(spec.labels)),)
     else:
-        outputs = (_logits(b, family, spec, states),)
+        outputs = (_logits(b, family.summarize(b, states), layer, len(spec.labels)),)
     named = [b.rename(value, tensor) for value, tensor in zip(outputs, part.outputs, strict=True)]
     return b.model(list(values.values()), named, part_name, opset)
 
@@ -52,29 +57,19 @@ def _embedding(
     b: Builder, checkpoint: Checkpoint, spec: ModelSpec, states: ir.Value, mask: ir.Value
 ) -> ir.Value:
     x = pooling.pool(b, states, mask, spec.pooling)
-    for module in read_embedding(checkpoint).dense:
+    for module in read_embedding(checkpoint, spec.pooling).dense:
         x = pooling.dense(b, x, module)
     return pooling.normalize(b, x) if spec.normalize else x
 
 
-def _ends(b: Builder, states: ir.Value) -> tuple[ir.Value, ...]:
+def _ends(b: Builder, states: ir.Value, layer: str) -> tuple[ir.Value, ...]:
     """Start and end logits."""
-    _check_rows(b, "qa_outputs", 2)
-    both = linear(b, states, "qa_outputs", head=True)
-    ends = b.ops("Split", both, path="qa_outputs", outputs=2, axis=-1, num_outputs=2)
-    return tuple(b.op("Squeeze", end, b.ints(-1), path="qa_outputs") for end in ends)
+    b.require_rows(f"{layer}.weight", 2, "start and end", head=True)
+    both = linear(b, states, layer, head=True)
+    ends = b.ops("Split", both, path=layer, outputs=2, axis=-1, num_outputs=2)
+    return tuple(b.op("Squeeze", end, b.ints(-1), path=layer) for end in ends)
 
 
-def _logits(b: Builder, family: Family, spec: ModelSpec, states: ir.Value) -> ir.Value:
-    of_tokens = spec.task == "token-classification"
-    last = "classifier" if of_tokens else family.classifier
-    _check_rows(b, last, len(spec.labels))
-    return linear(b, states if of_tokens else family.summarize(b, states), last, head=True)
-
-
-def _check_rows(b: Builder, name: str, expected: int) -> None:
-    found = b.shape(f"{name}.weight", head=True)[0]
-    if found != expected:
-        raise InputError(
-            f"{name}.weight has {found} rows, config.json and the task speak of {expected} labels"
-        )
+def _logits(b: Builder, states: ir.Value, layer: str, labels: int) -> ir.Value:
+    b.require_rows(f"{layer}.weight", labels, "the number of labels", head=True)
+    return linear(b, states, layer, head=True)

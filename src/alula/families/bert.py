@@ -48,4 +48,4 @@ def summarize(b: Builder, states: ir.Value) -> ir.Value:
     return b.op("Tanh", linear(b, first, "pooler.dense"), path="pooler")
 
 
-FAMILY = Family(prefix="bert.", encode=encode, summarize=summarize, classifier="classifier")
+FAMILY = Family(prefix="bert.", encode=encode, summarize=summarize)

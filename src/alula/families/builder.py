@@ -56,6 +56,12 @@ class Builder:
         """The shape of a weight as the checkpoint stores it."""
         return self._weights[self._find(name, head=head)].shape
 
+    def require_rows(self, name: str, expected: int, what: str, *, head: bool = False) -> None:
+        """Refuse a weight whose size is not what config.json says."""
+        found = self.shape(name, head=head)[0]
+        if found != expected:
+            raise InputError(f"{name} has {found} rows, config.json says {expected} ({what})")
+
     def weight(self, name: str, *, head: bool = False, transposed: bool = False) -> ir.Value:
         """A weight of the encoder, or of a head beside it; asked for twice, it is stored once."""
         source = self._weights[self._find(name, head=head)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alula.core.errors import InputError, MissingExtraError
-from alula.families.weights import INDEX, read_header, weight_files
+from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
 # What `describe` and `write` read besides weights, and so what the digest covers.
 _SETTINGS = (
@@ -20,8 +20,8 @@ _SETTINGS = (
     "tokenizer_config.json",
     "sentence_*_config.json",
 )
-_FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model")
-_NOT_FETCHED = ("onnx/*", "openvino/*", "coreml/*", "*/checkpoint-*")
+_FETCHED = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors")
+_NOT_FETCHED = ("onnx/*", "openvino/*", "checkpoint-*")
 _BLOCK = 1 << 20
 
 
@@ -38,7 +38,7 @@ class Checkpoint:
 
 def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
     """Find a checkpoint by folder or hub id, and check that its files are whole."""
-    folder = Path(model).expanduser()
+    folder = Path(model).expanduser().absolute()
     if folder.is_dir():
         if revision != "main":
             raise InputError(f"{model} is a local folder, which has no revision {revision!r}")
@@ -81,22 +81,19 @@ def _read(root: Path, name: str, revision: str) -> Checkpoint:
     config = read_json(root / "config.json")
     files = weight_files(root)
     if not files:
-        raise InputError(f"{root} has no {files_wanted()}; {_conversion(root, config)}")
+        source = str(root) if revision == "local" else name
+        raise InputError(f"{source} has no {SINGLE} and no {INDEX}; {_conversion(source, config)}")
     for path in files:
         read_header(path)
     return Checkpoint(root=root, name=name, revision=revision, config=config, digest=_digest(root))
 
 
-def files_wanted() -> str:
-    """The names weights may have."""
-    return f"model.safetensors (or {INDEX})"
-
-
-def _conversion(root: Path, config: Mapping[str, Any]) -> str:
+def _conversion(source: str, config: Mapping[str, Any]) -> str:
     architecture = (config.get("architectures") or ["AutoModel"])[0]
     return (
-        "weights in pytorch_model.bin have to be converted once, where torch and transformers are installed: "
-        f"python -c \"import transformers as t; t.{architecture}.from_pretrained('{root}').save_pretrained('{root}')\""
+        "where its weights are in pytorch_model.bin, convert them once with torch and transformers installed: "
+        f"python -c \"import transformers as t; t.{architecture}.from_pretrained('{source}').save_pretrained('NEW')\", "
+        "copy its tokenizer files to NEW, and give NEW"
     )
 
 

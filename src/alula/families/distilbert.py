@@ -48,4 +48,4 @@ def summarize(b: Builder, states: ir.Value) -> ir.Value:
     return b.op("Relu", linear(b, first, "pre_classifier", head=True), path="pre_classifier")
 
 
-FAMILY = Family(prefix="distilbert.", encode=encode, summarize=summarize, classifier="classifier")
+FAMILY = Family(prefix="distilbert.", encode=encode, summarize=summarize)

@@ -38,4 +38,4 @@ def summarize(b: Builder, states: ir.Value) -> ir.Value:
     return activation(b, linear(b, first, "classifier.dense", head=True), "gelu", "classifier")
 
 
-FAMILY = Family(prefix="electra.", encode=encode, summarize=summarize, classifier="classifier.out_proj")
+FAMILY = Family(prefix="electra.", encode=encode, summarize=summarize)

@@ -17,10 +17,9 @@ class Family:
     """How to write an encoder, and what its head for whole texts is.
 
     `prefix` is what the names of the encoder's weights start with where a head lies beside it; `summarize`
-    turns token states into the vector that the layer called `classifier` takes.
+    turns token states into what the last layer of its classification head takes.
     """
 
     prefix: str
     encode: Callable[[Builder, Inputs, Settings], ir.Value]
     summarize: Callable[[Builder, ir.Value], ir.Value]
-    classifier: str

@@ -92,6 +92,7 @@ def padded_positions(b: Builder, ids: ir.Value, pad_id: int, path: str) -> ir.Va
 def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings) -> ir.Value:
     """Word, position and (where there are several) token type embeddings, normalised."""
     path = "embeddings.word_embeddings"
+    b.require_rows(f"{path}.weight", s.vocab, "vocab_size")
     total = b.op("Gather", b.weight(f"{path}.weight"), inputs.ids, path=path)
     total = b.op("Add", total, positions, path="embeddings")
     if inputs.types is not None:
@@ -105,6 +106,7 @@ def position_table(b: Builder, s: Settings) -> ir.Value:
     """The position embeddings; a token type that is the only one is added to every position here, once."""
     name = "embeddings.position_embeddings.weight"
     only_type = "embeddings.token_type_embeddings.weight"
+    b.require_rows(name, s.positions, "max_position_embeddings")
     if s.types != 1:
         return b.weight(name)
     return b.lazy(name, b.shape(name), lambda: b.read(name) + b.read(only_type))
@@ -118,6 +120,8 @@ def layers(b: Builder, x: ir.Value, mask: ir.Value, names: LayerNames, s: Settin
 
 
 def _layer(b: Builder, x: ir.Value, mask: ir.Value, at: LayerNames, s: Settings) -> ir.Value:
+    # Three products, as fast as one over joined weights and a Split: MiniLM fp32, 2 threads, interleaved medians in
+    # ms, three / one: ONNX Runtime 1x128 34 / 34, 8x128 209 / 209; OpenVINO 1x128 54 / 55, 8x128 259 / 283.
     q, k, v = (linear(b, x, name) for name in (at.query, at.key, at.value))
     heads = {"q_num_heads": s.heads, "kv_num_heads": s.heads}
     context = linear(b, b.op("Attention", q, k, v, mask, path=at.attention, **heads), at.output)

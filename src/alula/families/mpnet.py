@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from alula.core.errors import InputError
 from alula.families.builder import Builder
 from alula.families.family import Family
 from alula.families.layers import (
@@ -63,6 +64,10 @@ def distance_bias(b: Builder, length: ir.Value, s: Settings) -> ir.Value:
     """
     path, tokens = "encoder.relative_attention_bias", s.tokens
     name = f"{path}.weight"
+    if b.shape(name)[0] < BUCKETS:
+        raise InputError(
+            f"relative_attention_num_buckets is {b.shape(name)[0]}; MPNet looks {BUCKETS} buckets up"
+        )
 
     def by_distance() -> Floats:
         buckets = b.read(name)[bucket(np.arange(1 - tokens, tokens))]
@@ -89,4 +94,4 @@ def bucket(distance: NDArray[np.int64]) -> NDArray[np.int64]:
     return size + half * (distance > 0).astype(np.int64)
 
 
-FAMILY = Family(prefix="mpnet.", encode=encode, summarize=summarize, classifier="classifier.out_proj")
+FAMILY = Family(prefix="mpnet.", encode=encode, summarize=summarize)

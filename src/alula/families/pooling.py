@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from alula.core.errors import InputError
 from alula.families.builder import Builder
 from alula.families.layers import activation
 from alula.families.sentence import Dense
@@ -54,9 +55,12 @@ def _maximum(b: Builder, states: ir.Value, mask: ir.Value) -> ir.Value:
 def dense(b: Builder, x: ir.Value, layer: Dense) -> ir.Value:
     """A Dense module of sentence-transformers, from its own folder."""
     path, found = layer.folder.name, read_weights(layer.folder)
-    weight = found["linear.weight"]
-    x = b.op("MatMul", x, b.lazy(f"{path}.weight", weight.shape[::-1], weight.read_transposed), path=path)
-    if bias := found.get("linear.bias"):
+    weight, bias = found.get("linear.weight"), found.get("linear.bias")
+    if weight is None or weight.shape[0] != layer.size:
+        raise InputError(f"{path}: its model.safetensors has no linear.weight of {layer.size} rows")
+    matrix = b.lazy(f"{path}.weight", weight.shape[::-1], weight.read_transposed)
+    x = b.op("MatMul", x, matrix, path=path)
+    if bias:
         x = b.op("Add", x, b.lazy(f"{path}.bias", bias.shape, bias.read), path=path)
     return activation(b, x, layer.activation, path)
 

@@ -36,4 +36,4 @@ def summarize(b: Builder, states: ir.Value) -> ir.Value:
     return b.op("Tanh", linear(b, first, "classifier.dense", head=True), path="classifier")
 
 
-FAMILY = Family(prefix="roberta.", encode=encode, summarize=summarize, classifier="classifier.out_proj")
+FAMILY = Family(prefix="roberta.", encode=encode, summarize=summarize)

@@ -41,9 +41,12 @@ class Embedding:
     normalize: bool
 
 
-def read_embedding(checkpoint: Checkpoint) -> Embedding:
-    """Read modules.json and the folders it names; without it, mean pooling and nothing more."""
-    pooling, dense, normalize = "mean", [], False
+def read_embedding(checkpoint: Checkpoint, named: str | None = None) -> Embedding:
+    """Read modules.json and the folders it names; without it, mean pooling and nothing more.
+
+    `named` pools in another way than the checkpoint says.
+    """
+    pooling, dense, normalize = named or "mean", [], False
     for position, (kind, folder) in enumerate(module_folders(checkpoint.root)):
         path = checkpoint.root / folder
         if kind == "Transformer" and position == 0 and folder in {"", "."}:
@@ -54,11 +57,11 @@ def read_embedding(checkpoint: Checkpoint) -> Embedding:
                 "then Pooling, Dense, Normalize"
             )
         if kind == "Pooling":
-            pooling = _pooling(path)
+            pooling = named or _pooling(path)
         elif kind == "Dense":
             dense.append(_dense(path))
         normalize = kind == "Normalize"
-    return Embedding(pooling=pooling, dense=tuple(dense), normalize=normalize)
+    return Embedding(pooling=choice("pooling", pooling, POOLINGS), dense=tuple(dense), normalize=normalize)
 
 
 def token_limit(root: Path, tokens: int) -> int:
@@ -89,7 +92,7 @@ def _pooling(folder: Path) -> str:
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else named or [_FLAGS[key] for key in _FLAGS if config.get(key)]
     if len(modes) > 1:
-        raise InputError(f"{where}: pools by {' and '.join(modes)} at once; one of them can be named instead")
+        raise InputError(f"{where}: pools by {' and '.join(modes)} at once; name one of them")
     return choice(f"{where}: pooling", modes[0], POOLINGS) if modes else "mean"
 
 

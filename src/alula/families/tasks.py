@@ -8,7 +8,7 @@ from typing import Any
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Dim, TensorSpec
-from alula.core.words import POOLINGS, TASKS, choice
+from alula.core.words import TASKS, choice
 from alula.families.checkpoint import Checkpoint
 from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
 from alula.families.settings import Settings, read_settings
@@ -31,13 +31,23 @@ _TASK_BY_ENDING: Mapping[str, str] = {
     "ForQuestionAnswering": "question-answering",
     "Model": "embeddings",
 }
-_HEAD: Mapping[str, str] = {
-    "sequence-classification": "classifier",
-    "reranking": "classifier",
-    "token-classification": "classifier",
-    "question-answering": "qa_outputs",
+_CELLS: tuple[Dim, ...] = ("batch", "length")
+_TEXT_CLASSIFIER: Mapping[str, str] = {
+    "bert": "classifier",
+    "distilbert": "classifier",
+    "electra": "classifier.out_proj",
+    "mpnet": "classifier.out_proj",
+    "roberta": "classifier.out_proj",
 }
-"""The layer a checkpoint must hold for a task."""
+
+
+def head_layer(family: str, task: str) -> str:
+    """The layer that gives the outputs of a task, as a written family names it; none for embeddings."""
+    if task == "embeddings":
+        return ""
+    if task == "question-answering":
+        return "qa_outputs"
+    return "classifier" if task == "token-classification" else _TEXT_CLASSIFIER[family]
 
 
 def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | None = None) -> ModelSpec:
@@ -50,7 +60,7 @@ def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | Non
     _check_head(checkpoint, family, chosen, labels)
     if pooling and chosen != "embeddings":
         raise InputError(f"pooling {pooling!r} is for embeddings; the task is {chosen}")
-    embedding = read_embedding(checkpoint) if chosen == "embeddings" else None
+    embedding = read_embedding(checkpoint, pooling) if chosen == "embeddings" else None
     classifies = chosen not in {"embeddings", "question-answering"}
     return ModelSpec(
         name=checkpoint.name,
@@ -59,11 +69,17 @@ def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | Non
         architecture=_architecture(config) or _model_type(config),
         family=family,
         task=chosen,
-        parts=(_encoder(chosen, settings, embedding, len(labels)),),
+        parts=(
+            Part(
+                name="encoder",
+                inputs=_inputs(settings.types > (0 if family == "traced" else 1)),
+                outputs=_outputs(chosen, settings, embedding, len(labels)),
+            ),
+        ),
         max_length=token_limit(checkpoint.root, settings.tokens),
         vocab_size=settings.vocab,
         pad_id=settings.pad_id,
-        pooling=_pooling(embedding, pooling),
+        pooling=embedding.pooling if embedding else "",
         normalize=embedding is not None and embedding.normalize,
         labels=labels if classifies else (),
         activation=_activation(checkpoint, chosen, len(labels)),
@@ -111,40 +127,33 @@ def _check_head(checkpoint: Checkpoint, family: str, task: str, labels: tuple[st
         raise InputError(
             f"reranking needs a classifier with one label, the checkpoint has {len(labels)}: {labels}"
         )
-    head = _HEAD.get(task)
-    if (
-        head
-        and family != "traced"
-        and not any(n.startswith(f"{head}.") for n in read_weights(checkpoint.root))
-    ):
+    if family == "traced":
+        return
+    head = head_layer(family, task)
+    if head and f"{head}.weight" not in read_weights(checkpoint.root):
         raise InputError(
             f"task {task} needs the layer {head!r}, which the weights of {checkpoint.name} "
             f"({_architecture(checkpoint.config) or 'no architecture named'}) do not have"
         )
 
 
-def _encoder(task: str, settings: Settings, embedding: Embedding | None, labels: int) -> Part:
-    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if settings.types > 1 else [])]
-    cells: tuple[Dim, ...] = ("batch", "length")
+def _inputs(types: bool) -> tuple[TensorSpec, ...]:
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
+    return tuple(TensorSpec(name=name, dtype="int64", shape=_CELLS) for name in names)
+
+
+def _outputs(
+    task: str, settings: Settings, embedding: Embedding | None, labels: int
+) -> tuple[TensorSpec, ...]:
     outputs: Mapping[str, tuple[Dim, ...]]
     if embedding:
         size = embedding.dense[-1].size if embedding.dense else settings.hidden
         outputs = {"embedding": ("batch", size)}
     elif task == "question-answering":
-        outputs = {"start_logits": cells, "end_logits": cells}
+        outputs = {"start_logits": _CELLS, "end_logits": _CELLS}
     else:
-        outputs = {"logits": (*cells, labels) if task == "token-classification" else ("batch", labels)}
-    return Part(
-        name="encoder",
-        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=cells) for name in inputs),
-        outputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in outputs.items()),
-    )
-
-
-def _pooling(embedding: Embedding | None, named: str | None) -> str:
-    if embedding is None:
-        return ""
-    return choice("pooling", named, POOLINGS) if named else embedding.pooling
+        outputs = {"logits": (*_CELLS, labels) if task == "token-classification" else ("batch", labels)}
+    return tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in outputs.items())
 
 
 def _activation(checkpoint: Checkpoint, task: str, labels: int) -> str:
