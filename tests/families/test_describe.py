@@ -219,6 +219,27 @@ def test_dense_modules_set_the_size_and_a_named_pooling_wins(told: Told) -> None
     assert (spec.pooling, spec.normalize, shapes(spec)) == ("cls", True, {"embedding": ("batch", 4)})
 
 
+@pytest.mark.parametrize(
+    ("dense", "text"),
+    [
+        ({"in_features": 16, "out_features": 4}, "2_Dense: takes 16 features, it is given 8"),
+        ({"in_features": 8}, "2_Dense/config.json.out_features: is missing"),
+        (
+            {"in_features": 8, "out_features": 4, "activation_function": "my.Square"},
+            "2_Dense/config.json: activation 'my",
+        ),
+    ],
+)
+def test_a_dense_module_that_does_not_fit_is_refused(told: Told, dense: dict[str, Any], text: str) -> None:
+    files = {
+        "modules.json": modules("Transformer", "Pooling", "Dense"),
+        "1_Pooling/config.json": {"pooling_mode": "cls"},
+        "2_Dense/config.json": dense,
+    }
+    with pytest.raises(InputError, match=text):
+        told(BASE, files)
+
+
 def test_sentence_transformers_files_make_a_language_model_an_embedder(told: Told) -> None:
     config = {**BASE, "architectures": ["BertForMaskedLM"]}
     with pytest.raises(

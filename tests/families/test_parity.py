@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,46 @@ def test_the_trained_encoder_gives_the_embeddings_of_transformers() -> None:
     expected = means(told(model, feeds, graph.inputs).last_hidden_state.numpy(), feeds["attention_mask"])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert farthest(graph.run(feeds)["embedding"], expected) <= 2e-6
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("torch.nn.modules.activation.Tanh", np.tanh), ("torch.nn.modules.linear.Identity", np.positive)],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_and_normalize_modules_are_part_of_the_graph(
+    tmp_path: Path,
+    activation: str,
+    function: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    bias: bool,
+) -> None:
+    model = make(tmp_path, "distilbert", seed=4)
+    hidden = int(model.config.dim)  # type: ignore[arg-type]  # transformers has no types here
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in (
+            ("Transformer", ""),
+            ("Pooling", "1_Pooling"),
+            ("Dense", "2_Dense"),
+            ("Normalize", "3"),
+        )
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    dense = {"in_features": hidden, "out_features": 5, "bias": bias, "activation_function": activation}
+    for folder, config in (("1_Pooling", {"pooling_mode_mean_tokens": True}), ("2_Dense", dense)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    numbers = np.random.default_rng(0)
+    matrix, shift = (numbers.normal(size=size).astype(np.float32) for size in ((5, hidden), (5,)))
+    tensors = {"linear.weight": matrix, **({"linear.bias": shift} if bias else {})}
+    importlib.import_module("safetensors.numpy").save_file(
+        tensors, tmp_path / "2_Dense" / "model.safetensors"
+    )
+    graph, feeds = Written(tmp_path), ragged([6, 4, 1])
+    states = told(model, feeds, graph.inputs).last_hidden_state.numpy()
+    expected = function(means(states, feeds["attention_mask"]) @ matrix.T + shift * bias)
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    assert farthest(graph.run(feeds)["embedding"], expected) <= LIMIT
 
 
 def test_the_buckets_of_mpnet_are_those_of_transformers() -> None:

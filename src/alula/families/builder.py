@@ -115,6 +115,12 @@ class Builder:
         )
         return ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="alula")
 
+    def extend(self, graph: ir.Graph) -> None:
+        """Put what was added behind the nodes of a graph that exists."""
+        for value in self._initializers.values():
+            graph.register_initializer(value)
+        graph.extend(self._nodes)
+
     def _constant(self, array: NDArray[np.generic]) -> ir.Value:
         return self._stored(
             "_".join([array.dtype.name, "x".join(map(str, array.shape)), *map(str, array.flat)]), array

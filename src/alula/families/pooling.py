@@ -56,8 +56,8 @@ def dense(b: Builder, x: ir.Value, layer: Dense) -> ir.Value:
     """A Dense module of sentence-transformers, from its own folder."""
     path, found = layer.folder.name, read_weights(layer.folder)
     weight, bias = found.get("linear.weight"), found.get("linear.bias")
-    if weight is None or weight.shape[0] != layer.size:
-        raise InputError(f"{path}: its model.safetensors has no linear.weight of {layer.size} rows")
+    if weight is None or weight.shape != (layer.size, layer.given):
+        raise InputError(f"{path}: model.safetensors has no linear.weight of {layer.size} x {layer.given}")
     matrix = b.lazy(f"{path}.weight", weight.shape[::-1], weight.read_transposed)
     x = b.op("MatMul", x, matrix, path=path)
     if bias:

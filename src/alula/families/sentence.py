@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alula.core.errors import InputError
+from alula.core.errors import InputError, ManifestError
+from alula.core.parse import get
 from alula.core.words import POOLINGS, choice
 from alula.families.checkpoint import Checkpoint, module_folders, read_json
 
@@ -29,6 +30,7 @@ class Dense:
 
     folder: Path
     activation: str
+    given: int
     size: int
 
 
@@ -39,6 +41,14 @@ class Embedding:
     pooling: str
     dense: tuple[Dense, ...]
     normalize: bool
+
+    def size(self, hidden: int) -> int:
+        """The size of the vector, given that of a token state."""
+        for layer in self.dense:
+            if layer.given != hidden:
+                raise InputError(f"{layer.folder.name}: takes {layer.given} features, it is given {hidden}")
+            hidden = layer.size
+        return hidden
 
 
 def read_embedding(checkpoint: Checkpoint, named: str | None = None) -> Embedding:
@@ -100,10 +110,11 @@ def _dense(folder: Path) -> Dense:
     config = read_json(folder / "config.json")
     where = f"{folder.name}/config.json"
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    size = config.get("out_features")
-    if type(size) is not int:
-        raise InputError(f"{where}: out_features is {size!r}, expected a whole number")
-    return Dense(folder=folder, activation=_torch_function(str(activation), where), size=size)
+    try:
+        given, size = get(config, int, "in_features"), get(config, int, "out_features")
+    except ManifestError as error:
+        raise error.under(where) from error
+    return Dense(folder=folder, activation=_torch_function(str(activation), where), given=given, size=size)
 
 
 def _torch_function(named: str, where: str) -> str:

@@ -147,8 +147,7 @@ def _outputs(
 ) -> tuple[TensorSpec, ...]:
     outputs: Mapping[str, tuple[Dim, ...]]
     if embedding:
-        size = embedding.dense[-1].size if embedding.dense else settings.hidden
-        outputs = {"embedding": ("batch", size)}
+        outputs = {"embedding": ("batch", embedding.size(settings.hidden))}
     elif task == "question-answering":
         outputs = {"start_logits": _CELLS, "end_logits": _CELLS}
     else:
