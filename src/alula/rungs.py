@@ -122,11 +122,10 @@ def choose_rung(
 def _reason(candidate: Candidate, taken: Candidate, times: Mapping[str, float]) -> str:
     if not candidate.passed:
         failed = next((check for check in candidate.checks if not check.passed), None)
-        return (
-            f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
-            if failed
-            else "no checks"
-        )
+        if failed is None:
+            return "no checks"
+        return f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
     if candidate is taken:
         return "fastest within the limits" if len(times) > 1 else "asked for"
-    return f"{times[candidate.precision] / times[taken.precision]:.2f} times the time of {taken.precision}"
+    share = times[candidate.precision] / times[taken.precision]
+    return f"no gain: {share:.2f} times the time of {taken.precision}"

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from alula.cli.axes import parse_axes, parse_range
+from alula.cli.bench import parse_shapes
+from alula.core.errors import InputError
+from alula.core.profile import Range
+
+
+def test_axes_are_read_from_their_short_and_long_options() -> None:
+    assert parse_axes("1:8:64", None, ["length=2:128:512", "width=7"]) == {
+        "batch": Range(1, 8, 64),
+        "length": Range(2, 128, 512),
+        "width": Range(7, 7, 7),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1:2", "axis 'batch': got '1:2', expected MIN:OPT:MAX"),
+        ("a:b:c", "axis 'batch': got 'a:b:c'"),
+        ("-1:2:3", "axis 'batch': got '-1:2:3'"),
+        ("", "axis 'batch': got ''"),
+        ("4:2:8", "axis 'batch': need 1 <= min <= opt <= max, got 4:2:8"),
+        ("0:1:2", "axis 'batch': need 1 <= min"),
+        ("1:2:\u0663", "axis 'batch': got"),
+    ],
+)
+def test_a_malformed_range_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_range("batch", text)
+
+
+def test_an_axis_given_twice_or_without_a_name_is_refused() -> None:
+    with pytest.raises(InputError, match="axis 'batch' is given twice"):
+        parse_axes("1:1:1", None, ["batch=1:2:3"])
+    with pytest.raises(InputError, match="--axis '1:2:3': expected NAME=MIN:OPT:MAX"):
+        parse_axes(None, None, ["1:2:3"])
+
+
+def test_shapes_are_rows_by_tokens() -> None:
+    assert parse_shapes("1x128, 8x64") == ((1, 128), (8, 64))
+    with pytest.raises(InputError, match="--shapes '8by64': expected ROWSxTOKENS"):
+        parse_shapes("1x128,8by64")

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alula.core.check import Check, Reference, reference_named, verified
+from alula.core.errors import InputError, ShapeError
+from alula.core.profile import Profile, Range, admit
+from alula.core.tensor import TensorSpec, axis_sizes
+from alula.core.words import OFFERED, precisions_of, refuse_unless_offered
+
+IDS = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+MASK = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
+
+
+def zeros(*shape: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.zeros(shape, dtype=np.int64)
+
+
+def test_axes_are_read_once_and_must_agree() -> None:
+    assert axis_sizes((IDS, MASK), {"input_ids": zeros(2, 7), "attention_mask": zeros(2, 7)}) == {
+        "batch": 2,
+        "length": 7,
+    }
+    with pytest.raises(ShapeError, match="attention_mask: axis 'length' is 8, expected 7"):
+        axis_sizes((IDS, MASK), {"input_ids": zeros(2, 7), "attention_mask": zeros(2, 8)})
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({"input_ids": zeros(2, 7)}, "missing inputs"),
+        ({"input_ids": zeros(2, 7), "attention_mask": zeros(2, 7), "x": zeros(1)}, "unknown inputs"),
+        ({"input_ids": zeros(2, 7), "attention_mask": zeros(2)}, "rank 1"),
+        ({"input_ids": zeros(2, 7), "attention_mask": zeros(2, 7).astype(np.int32)}, "dtype int32"),
+    ],
+)
+def test_bad_feeds_are_named(feeds: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        axis_sizes((IDS, MASK), feeds)
+
+
+def test_a_profile_gives_each_tensor_its_shapes() -> None:
+    profile = Profile({"batch": Range(1, 8, 32), "length": Range(1, 128, 512)})
+    assert profile.shapes(IDS) == ((1, 1), (8, 128), (32, 512)) == profile.shapes(MASK)
+    with pytest.raises(ShapeError, match=r"axis 'length' is 513; built for 1\.\.512"):
+        admit((IDS,), profile, {"input_ids": zeros(1, 513)})
+
+
+@pytest.mark.parametrize("bad", [(0, 1, 1), (2, 1, 3), (1, 3, 2)])
+def test_a_range_is_ordered(bad: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match="need 1 <= min <= opt <= max"):
+        Range(*bad)
+
+
+CHECK = Check(
+    output="y",
+    metric="max_abs",
+    samples=8,
+    worst=0.0,
+    mean=0.0,
+    limit=1e-3,
+    higher_is_better=False,
+    reference="pytorch",
+)
+
+
+@pytest.mark.parametrize(
+    ("samples", "worst", "passed"),
+    [
+        (8, 0.0, True),
+        (8, 1e-3, True),
+        (8, 2e-3, False),
+        (0, 0.0, False),
+        (8, math.nan, False),
+        (8, math.inf, False),
+    ],
+)
+def test_a_check_needs_evidence(samples: int, worst: float, passed: bool) -> None:
+    assert replace(CHECK, samples=samples, worst=worst).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("worst", "passed"), [(0.9995, True), (0.999, True), (0.998, False), (math.nan, False)]
+)
+def test_a_check_knows_which_way_is_better(worst: float, passed: bool) -> None:
+    check = replace(CHECK, metric="cosine", worst=worst, limit=0.999, higher_is_better=True)
+    assert check.passed is passed
+
+
+@pytest.mark.parametrize(
+    ("references", "worst", "expected"),
+    [
+        (("pytorch", "own-graph"), 0.0, True),
+        (("golden",), 0.0, True),
+        (("own-graph",), 0.0, False),
+        ((), 0.0, False),
+        (("pytorch",), 1.0, False),
+    ],
+)
+def test_verified_needs_a_reference_that_is_not_our_own_graph(
+    references: tuple[Reference, ...], worst: float, expected: bool
+) -> None:
+    assert verified([replace(CHECK, reference=name, worst=worst) for name in references]) is expected
+
+
+def test_an_unknown_reference_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="reference 'onnx' is not one of: pytorch, golden, own-graph"):
+        reference_named("onnx")
+
+
+def test_precisions_are_offered_by_engine_or_refused_by_name() -> None:
+    assert precisions_of("openvino", "auto") == OFFERED["openvino"] == ("fp32", "bf16")
+    assert precisions_of("onnxruntime", "auto") == ("fp32",)
+    assert precisions_of("openvino", "bf16") == ("bf16",)
+    with pytest.raises(InputError, match="engine 'onnxruntime' offers fp32, not 'bf16'"):
+        precisions_of("onnxruntime", "bf16")
+    with pytest.raises(InputError, match="precision 'int4' is not one of: auto, fp32, bf16"):
+        precisions_of("openvino", "int4")
+    with pytest.raises(InputError, match="no engine 'tpu'"):
+        refuse_unless_offered("tpu", "fp32")
