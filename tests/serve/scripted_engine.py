@@ -24,7 +24,8 @@ IDS = {word: at for at, word in enumerate(WORDS)}
 def obey(feeds: Feeds) -> None:
     ids = feeds["input_ids"]
     if (ids == IDS["slow"]).any():
-        time.sleep(0.3)
+        while not Path(os.environ["SCRIPTED_GATE"]).exists():
+            time.sleep(0.01)
     if (ids == IDS["hang"]).any():
         time.sleep(3600)
     if (ids == IDS["crash"]).any():

@@ -214,6 +214,16 @@ def running(bundles: list[Path], env: dict[str, str] | None = None, **options: A
             process.communicate()
 
 
+@contextlib.contextmanager
+def gated(bundle: Path, gate: Path, **options: Any) -> Iterator[Running]:
+    """A server whose engine keeps texts with "slow" in them until the file `gate` is there."""
+    with running([bundle], env={"SCRIPTED_GATE": str(gate)}, **options) as server:
+        try:
+            yield server
+        finally:
+            gate.touch()
+
+
 def refused(bundles: list[Path], env: dict[str, str] | None = None, **options: Any) -> str:
     """What a server says that does not start."""
     process = start(bundles, env, **options)

@@ -85,7 +85,9 @@ class Supervisor:
             answer = await self._ask(model, feeds)
         except asyncio.TimeoutError:
             log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)  # noqa: TRY400
-            self._kill()
+            self._gone("it hung")
+            if self._current:
+                self._current.process.kill()
             raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
         return answer.arrays
 
@@ -118,7 +120,7 @@ class Supervisor:
             self.state = "broken"
             log.error("engine process started %d times within %g s: given up", STARTS, WINDOW_S)
             return False
-        await asyncio.sleep(0.1 * 4 ** (recent - 1) if recent > 1 else 0.0)
+        await asyncio.sleep(0.1 * 3 ** (recent - 1) if recent > 1 else 0.0)
         try:
             await self._launch()
         except (AlulaError, OSError) as error:
@@ -175,8 +177,7 @@ class Supervisor:
                     waiting.set_result(message)
         except (OSError, wire.WireError, ValueError) as error:
             log.error("engine process cannot be read: %s", error)  # noqa: TRY400 - the text says it
-        if self.state == "ready":
-            self.state, self.reason = "restarting", "it just ended"
+        self._gone("it just ended")
         for waiting in self._pending.values():
             if not waiting.done():
                 waiting.set_exception(EngineAway("the engine process ended during the run"))
@@ -194,9 +195,10 @@ class Supervisor:
         await asyncio.get_running_loop().run_in_executor(None, current.end)
         return current.process.returncode
 
-    def _kill(self) -> None:
-        if self._current:
-            self._current.process.kill()
+    def _gone(self, reason: str) -> None:
+        """Take no more for a process that is ending; the keeper does the rest."""
+        if self.state == "ready":
+            self.state, self.reason = "restarting", reason
 
 
 def _unless_failed(answer: Message) -> Message:

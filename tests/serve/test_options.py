@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alula.core.errors import InputError
+from alula.serve import ServeOptions
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"bundles": ()}, "no bundle to serve; name at least one"),
+        ({"port": 70_000}, r"port is 70000; expected 0\.\.65535"),
+        ({"max_client_batch": 0}, "max_client_batch is 0; expected at least 1"),
+        ({"max_body_bytes": 0}, "max_body_bytes is 0; expected at least 1"),
+        ({"log_format": "xml"}, "log format 'xml' is not one of: none, text, json"),
+        ({"threads": -1}, "threads and grace_s must not be negative"),
+        ({"run_timeout_s": 0.0}, "run_timeout_s must be above 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(changed: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"bundles": (Path("one"),), **changed}
+    with pytest.raises(InputError, match=message):
+        ServeOptions(**given)
