@@ -46,6 +46,12 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Models this small lose more time to threads waiting for each other than they win."""
+    torch.set_num_threads(1)
+
+
 def sizes(model_type: str, seed: int) -> dict[str, Any]:
     """A narrow configuration, different for every seed."""
     pick = random.Random(seed)
