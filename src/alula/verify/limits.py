@@ -61,14 +61,15 @@ LIMITS: Mapping[str, Limits] = {
     ),
     "bf16": Limits(
         cosine=0.999,
-        max_abs=3e-2,
-        max_error=1e-1,
+        max_abs=2e-2,
+        max_error=5e-2,
         agreement=0.99,
-        tie=5e-2,
+        tie=2e-2,
         reason=(
-            "one rounding is 2^-9 = 0.2 % and some hundred of them add up like a random walk to about 2 %, "
-            "the worst element of many to a few times that; cosine 0.999 is 4.5 % of a vector's length. "
-            "a choice between two answers closer than 5 % is the precision's to make; "
+            "one rounding is 2^-9 = 0.2 % and some hundred of them add up like a random walk to about 2 %; "
+            "norms and softmax stay in fp32, and a graph that rounds those too loses 2e-2 of a unit vector's "
+            "component, which is to fail. cosine 0.999 is 4.5 % of a vector's length, and so is the worst "
+            "element of many. a choice between two answers closer than 2 % is the precision's to make; "
             "of the clear ones, one in a hundred may fall to the worst element"
         ),
     ),
