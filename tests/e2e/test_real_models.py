@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,18 +59,23 @@ def real(request: pytest.FixtureRequest) -> Real:
     return Real(checkpoint=checkpoint, spec=spec, codec=codec, samples=samples, outputs=outputs)
 
 
+@contextmanager
+def opened(real: Real, name: str, precision: str, folder: Path) -> Iterator[Session]:
+    engine = backend(name)
+    passes = graphs.passes_for(name, precision)
+    model = graphs.rewrite(families.write(real.checkpoint, real.spec, "encoder"), passes)
+    graph = graphs.save(model, folder / f"encoder.{precision}.onnx", precision)
+    compiled = engine.compile(graph, Plan(profile=PROFILE), folder / "engine")
+    with closing(engine.open(compiled, threads=2)) as session:
+        yield session
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def session(
     real: Real, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
-    folder = tmp_path_factory.mktemp("engine")
-    engine = backend(request.param)
-    model = graphs.rewrite(
-        families.write(real.checkpoint, real.spec, "encoder"), graphs.passes_for(request.param, "fp32")
-    )
-    graph = graphs.save(model, folder / "encoder.fp32.onnx", "fp32")
-    with closing(engine.open(engine.compile(graph, Plan(profile=PROFILE), folder / "engine"))) as opened:
-        yield opened
+    with opened(real, request.param, "fp32", tmp_path_factory.mktemp("engine")) as session:
+        yield session
 
 
 def shown(checks: tuple[Check, ...]) -> list[str]:
@@ -90,6 +95,14 @@ def test_a_row_alone_equals_the_row_in_a_batch_and_padding_changes_nothing(
     checks = invariance(session, draw(real.spec, PROFILE, seed=1), real.spec, PROFILE, "fp32")
     assert len(checks) >= 2
     assert shown(checks) == []
+
+
+def test_bf16_stays_within_its_limits_and_is_not_fp32(real: Real, tmp_path: Path) -> None:
+    with opened(real, "openvino", "bf16", tmp_path) as session:
+        checks = compare(real.outputs, session, real.samples, real.spec, "bf16", "pytorch")
+        assert shown(checks) == []
+        as_fp32 = compare(real.outputs, session, real.samples, real.spec, "fp32", "pytorch")
+    assert shown(as_fp32) != []
 
 
 def test_what_the_model_is_for_comes_out_of_it(real: Real, session: Session) -> None:
