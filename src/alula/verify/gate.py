@@ -96,7 +96,7 @@ def _metrics_of(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _check(output: str, metric: str, values: Floats, limit: float, reference: str) -> Check:
+def _check(output: str, metric: str, values: Floats, limit: float, reference: Reference) -> Check:
     """Values to a verdict. Decisions are judged by their share, everything else by its worst value."""
     higher = metric in HIGHER_IS_BETTER
     mean = worst = float("nan")
