@@ -44,8 +44,9 @@ class Editor:
         self.graph.insert_before(self.node, made)
         output = made.outputs[0]
         first = inputs[0] if inputs else None
-        if dtype is not None or (first is not None and first.dtype is not None):
-            output.dtype = dtype if dtype is not None else first.dtype  # type: ignore[union-attr, assignment] # one of both
+        known = dtype if dtype is not None or first is None else first.dtype
+        if known is not None:
+            retype(output, known)
         return output
 
     def ints(self, *values: int) -> ir.Value:
@@ -66,9 +67,15 @@ class Editor:
         graph.remove(self.node, safe=True)
 
 
+def retype(value: ir.Value, dtype: ir.DataType) -> None:
+    """Give the value a type of its own: a copy of a model shares the type objects of the original."""
+    value.type = ir.TensorType(dtype)
+
+
 def hand_over(old: ir.Value, new: ir.Value) -> None:
     """Make every user of `old` use `new`, which also takes over its name when it is a graph output."""
-    new.type = old.type if old.type is not None else new.type
+    if old.dtype is not None:
+        retype(new, old.dtype)
     new.shape = old.shape if old.shape is not None else new.shape
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -144,7 +151,7 @@ def constant_linear(value: ir.Value) -> tuple[tuple[ir.Node, int], ...]:
     found: list[tuple[ir.Node, int]] = []
     node = value.producer()
     while node is not None and len(value.uses()) == 1 and not value.is_graph_output():
-        index = next((index for index in (0, 1) if is_constant(node.inputs[index])), None)
+        index = next((index for index, each in enumerate(node.inputs[:2]) if is_constant(each)), None)
         if node.op_type in {"Reshape", "Transpose"}:
             source = node.inputs[0]
         elif node.op_type == "Add" and index is not None:

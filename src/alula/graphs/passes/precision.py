@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.edit import first_input, hand_over, is_constant, replace_constant
+from alula.graphs.passes.edit import first_input, hand_over, is_constant, replace_constant, retype
 
 _LARGEST_BF16 = 3.3895313892515355e38
 FP32, BF16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
@@ -206,7 +206,7 @@ class _Casts:
             if value is not None and value.dtype == FP32:
                 self._feed(node, index, BF16)
         for value in node.outputs:
-            value.dtype = BF16
+            retype(value, BF16)
 
     def to_fp32(self, node: ir.Node) -> None:
         """Feed a node fp32 only."""
@@ -223,7 +223,7 @@ class _Casts:
                 graph.insert_after(producer, cast)
                 users = [(user, index) for user, index in value.uses() if user is not cast]
                 hand_over(value, cast.outputs[0])
-                cast.outputs[0].dtype, value.dtype = FP32, BF16
+                retype(value, BF16)
                 cast.replace_input_with(0, value)
                 for user, index in users:
                     user.replace_input_with(index, value)
@@ -251,7 +251,8 @@ def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
     name = f"{value.name}/{'bf16' if dtype == BF16 else 'fp32'}"
     cast = ir.node("Cast", [value], {"to": int(dtype)}, name=name)
     output = cast.outputs[0]
-    output.name, output.dtype, output.shape = name, dtype, value.shape
+    output.name, output.shape = name, value.shape
+    retype(output, dtype)
     return cast
 
 
@@ -270,7 +271,7 @@ def _store_table(node: ir.Node) -> None:
     if table.dtype != FP32 or len(table.uses()) != 1 or output.is_graph_output():
         return
     replace_constant(node, 0, "bfloat16", _to_bf16, BF16)
-    output.dtype = BF16
+    retype(output, BF16)
     cast = _cast(output, FP32)
     graph = node.graph
     assert isinstance(graph, ir.Graph)
