@@ -14,7 +14,7 @@ import pytest
 from alula.core.errors import InputError
 from alula.graphs import rewrite
 from alula.graphs.passes.attention import DecomposeAttention
-from alula.graphs.passes.precision import BROAD, PRODUCTS, RESIDUAL, Policy, ToBfloat16
+from alula.graphs.passes.precision import BROAD, PRODUCTS, RESIDUAL, SCORES, Policy, ToBfloat16
 
 SIZE = 32
 SHAPE = ("batch", "length", SIZE)
@@ -80,7 +80,8 @@ def test_products_are_bf16_and_norms_softmax_pooling_and_the_last_linear_are_not
 
 
 @pytest.mark.parametrize(
-    ("policy", "gelu", "per_layer"), [(PRODUCTS, FP32, 14), (BROAD, BF16, 6), (RESIDUAL, BF16, 6)]
+    ("policy", "gelu", "per_layer"),
+    [(PRODUCTS, FP32, 14), (BROAD, BF16, 6), (RESIDUAL, BF16, 6), (SCORES, BF16, 4)],
 )
 def test_the_policy_decides_the_number_of_casts(
     policy: Policy, gelu: ir.DataType, per_layer: int, model: ir.Model
@@ -91,7 +92,13 @@ def test_the_policy_decides_the_number_of_casts(
     assert len(casts) - 1 - policy.tables <= 2 * per_layer
 
 
-@pytest.mark.parametrize("policy", [PRODUCTS, BROAD, RESIDUAL])
+def test_softmax_is_bf16_for_the_one_policy_that_says_so(model: ir.Model) -> None:
+    graph = half(model, SCORES)
+    assert set(precision_of(graph, "Softmax")) == {BF16}
+    assert set(precision_of(graph, "LayerNormalization")) == {FP32}
+
+
+@pytest.mark.parametrize("policy", [PRODUCTS, BROAD, RESIDUAL, SCORES])
 def test_results_stay_near_those_of_fp32(policy: Policy, model: ir.Model, run_graph: Any) -> None:
     graph = half(model, policy)
     rng = np.random.default_rng(3)

@@ -21,19 +21,26 @@ FP32, BF16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 class Policy:
     """What computes in bf16 besides the products of linears and of attention.
 
-    Norms, softmax, masks, pooling, normalisation and the last linear before an output never do.
-    `tables` only stores the embedding tables in bf16, which halves them; their sum is fp32.
+    Norms, masks, pooling, normalisation and the last linear before an output never do. `scores` is the sum of
+    scores and mask and its softmax, for runtimes that keep more digits inside than they are told; a mask that
+    holds the lowest fp32 number becomes infinite there. `tables` only stores the embedding tables in bf16,
+    which halves them; their sum is fp32.
     """
 
     bias: bool = False
     activation: bool = False
     residual: bool = False
+    scores: bool = False
     tables: bool = False
 
 
 PRODUCTS = Policy()
+# MiniLM, every node rounding its result as PyTorch does, 45 texts of 5 to 128 tokens, worst cosine to fp32:
+# PRODUCTS 0.999965, BROAD 0.999965 (0.999969 without bf16 tables), RESIDUAL 0.999950, SCORES 0.999965.
+# Casts per layer: 14, 6, 6, 4. The tables take the file from 69 MB to 46 MB.
 BROAD = Policy(bias=True, activation=True, tables=True)
 RESIDUAL = Policy(bias=True, activation=True, residual=True, tables=True)
+SCORES = Policy(bias=True, activation=True, scores=True, tables=True)
 
 # They move numbers and do not change them: they stay in whatever precision comes in.
 _MOVES = frozenset(
@@ -97,9 +104,10 @@ class ToBfloat16(InPlacePass):
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
-        """Norms and softmax are fp32, and so are the outputs."""
+        """Norms are fp32, softmax unless the policy says otherwise, and the outputs."""
+        kept = {"LayerNormalization"} if self.policy.scores else {"LayerNormalization", "Softmax"}
         for node in model.graph:
-            if node.op_type in {"Softmax", "LayerNormalization"} and node.outputs[0].dtype != FP32:
+            if node.op_type in kept and node.outputs[0].dtype != FP32:
                 raise PostconditionError(f"{node.name}: {node.op_type} is {node.outputs[0].dtype}")
         for value in model.graph.outputs:
             if value.dtype == BF16:
@@ -182,15 +190,14 @@ def _float_producers(node: ir.Node) -> set[ir.Node]:
 def _allowed(node: ir.Node, policy: Policy) -> bool:
     if node.op_type in _ACTIVATIONS:
         return policy.activation
+    if node.op_type == "Softmax":
+        return policy.scores
     if node.op_type != "Add":
         return False
     if any(is_constant(value) for value in node.inputs):
         return policy.bias
-    return policy.residual and _reaches_norm(node)
-
-
-def _reaches_norm(node: ir.Node) -> bool:
-    return any(user.op_type == "LayerNormalization" for user in node.outputs[0].consumers())
+    readers = {user.op_type for user in node.outputs[0].consumers()}
+    return (policy.residual and "LayerNormalization" in readers) or (policy.scores and "Softmax" in readers)
 
 
 class _Casts:
