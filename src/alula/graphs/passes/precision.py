@@ -266,8 +266,10 @@ def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
 def _to_bf16(array: np.ndarray) -> np.ndarray:
     """Round to nearest; what bf16 cannot reach stays finite, since masks hold the lowest fp32 number."""
     rounded = array.astype(ml_dtypes.bfloat16)
-    beyond = np.isfinite(array) & ~np.isfinite(rounded)
-    return np.where(beyond, np.copysign(_LARGEST_BF16, array).astype(ml_dtypes.bfloat16), rounded)
+    if np.isinf(rounded).any():
+        beyond = np.isinf(rounded) & np.isfinite(array)
+        rounded[beyond] = np.clip(array[beyond], -_LARGEST_BF16, _LARGEST_BF16)
+    return rounded
 
 
 def _store_table(node: ir.Node) -> None:
