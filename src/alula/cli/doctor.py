@@ -13,7 +13,7 @@ ABILITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("build", "build", ("onnx", "onnx_ir", "safetensors", "tokenizers", "huggingface_hub")),
     ("run on openvino", "cpu", ("openvino",)),
     ("run on onnxruntime", "cpu", ("onnxruntime",)),
-    ("serve", "serve", ("fastapi", "uvicorn", "tokenizers", "prometheus_client")),
+    ("serve", "serve", ("starlette", "uvicorn", "tokenizers", "prometheus_client")),
     ("compare with pytorch", "torch", ("torch", "transformers")),
 )
 

@@ -12,7 +12,18 @@ import typer
 
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json, print_rows
-from alula.codecs import Row, TextCodec, answers, classes, collate, entities, relevance, row_outputs, vectors
+from alula.codecs import (
+    Row,
+    TextCodec,
+    answers,
+    classes,
+    collate,
+    entities,
+    padded_length,
+    relevance,
+    row_outputs,
+    vectors,
+)
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.tensor import Array, Feeds
@@ -40,7 +51,7 @@ def run(
         engine = local_engine(opened)
         session = backend(engine.backend).open(engine)
     with closing(session):
-        length = max(engine.plan.profile.axes["length"].min, *(len(row.ids) for row in rows))
+        length = padded_length(rows, engine.plan.profile.axes["length"])
         step = engine.plan.profile.axes["batch"].max
         outputs = [
             one

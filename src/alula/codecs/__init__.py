@@ -3,7 +3,7 @@
 from alula.codecs.answers import Answer, answers
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
-from alula.codecs.rows import Row, collate, row_outputs
+from alula.codecs.rows import Row, collate, padded_length, row_outputs
 from alula.codecs.text import TextCodec
 from alula.codecs.vectors import vectors
 
@@ -18,6 +18,7 @@ __all__ = [
     "classes",
     "collate",
     "entities",
+    "padded_length",
     "relevance",
     "row_outputs",
     "token_labels",

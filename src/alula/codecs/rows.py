@@ -9,10 +9,19 @@ import numpy as np
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
+from alula.core.profile import Range
 from alula.core.tensor import Array, Feeds
 
 SPECIAL = -1
 """The source and the word of a token that comes from no text."""
+
+
+STEP = 16
+"""Lengths are padded to multiples of this, since OpenVINO keeps kernels for every length it has met.
+
+MiniLM, 400 random shapes of 1..8 rows and 4..64 tokens: 449 MiB resident and rising with lengths as they come,
+287 MiB and flat with multiples of 8, 265 MiB and flat with multiples of 16.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +65,12 @@ def collate(rows: Sequence[Row], spec: ModelSpec, length: int | None = None) -> 
         mask[at, :count] = 1
     made: dict[str, Array] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     return {tensor.name: _known(made, tensor.name) for tensor in spec.part("encoder").inputs}
+
+
+def padded_length(rows: Sequence[Row], axis: Range) -> int:
+    """The length to pad these rows to: a multiple of `STEP` within what the engine was built for."""
+    longest = max((len(row.ids) for row in rows), default=0)
+    return max(axis.min, min(axis.max, -(-longest // STEP) * STEP))
 
 
 def _known(made: Feeds, name: str) -> Array:

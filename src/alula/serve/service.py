@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
-from alula.codecs import Row, TextCodec, row_outputs
+from alula.codecs import Row, TextCodec, padded_length, row_outputs
 from alula.core.errors import InputError, Overloaded
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
@@ -66,8 +66,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(None, encode)
 
     async def _call(self, rows: list[Row]) -> list[Feeds]:
-        shortest = self._profile.axes["length"].min
-        length = max(shortest, *(len(row.ids) for row in rows))
+        length = padded_length(rows, self._profile.axes["length"])
         # An engine with a smallest batch gets the last row again; nobody reads what it says about those.
         missing = self._profile.axes["batch"].min - len(rows)
         feeds = self.codec.collate([*rows, *rows[-1:] * missing], length)
