@@ -38,6 +38,7 @@ class BuildRequest:
 
     model: str
     to: Path
+    name: str | None = None
     revision: str = "main"
     task: str | None = None
     pooling: str | None = None
@@ -90,6 +91,7 @@ def resolve_request(request: BuildRequest) -> Resolved:
     precisions = precisions_of(engine, request.precision)
     checkpoint = families.open_checkpoint(request.model, request.revision)
     spec = families.describe(checkpoint, request.task, request.pooling)
+    spec = replace(spec, name=request.name or spec.name)
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
@@ -174,7 +176,8 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     """All that decides the result: checkpoint, choices, the compiling code and the machine's instruction sets."""
     return {
         "checkpoint": resolved.spec.digest,
-        "spec": str(replace(resolved.spec, name="")),
+        "source": request.model,
+        "spec": str(resolved.spec),
         "engine": [resolved.engine, installed(resolved.engine)],
         "features": cpu_features(),
         "precision": request.precision,

@@ -18,6 +18,9 @@ GATE_FAILED = 3
 def build(
     model: str = typer.Argument(help="A HuggingFace folder or hub id.", show_default=False),
     output: Path = typer.Option(..., "--output", "-o", help="The bundle's folder.", show_default=False),
+    name: str | None = typer.Option(
+        None, help="What requests call the model.  [default: the checkpoint's name]"
+    ),
     target: str = typer.Option("auto", help="auto, cpu, openvino or onnxruntime."),
     precision: str = typer.Option("auto", help="fp32, bf16, or auto: the fastest within the limits."),
     task: str | None = typer.Option(
@@ -54,6 +57,7 @@ def build(
     request = BuildRequest(
         model=model,
         to=output,
+        name=name,
         revision=revision,
         task=task,
         pooling=pooling,

@@ -8,7 +8,7 @@ from alula.core.words import refuse_unless_offered
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.opset import LowerOpset
-from alula.graphs.passes.precision import BROAD, Policy, ToBfloat16
+from alula.graphs.passes.precision import FUSED, Policy, ToBfloat16
 from alula.graphs.passes.shape import SliceShape
 from alula.graphs.rewrite import Pass
 
@@ -29,7 +29,7 @@ _OLDEST_OPSET = 17
 
 
 def passes_for(
-    engine: str, precision: str, opset: int | None = None, policy: Policy = BROAD
+    engine: str, precision: str, opset: int | None = None, policy: Policy = FUSED
 ) -> tuple[Pass, ...]:
     """The passes for one engine and precision, in order; with an opset, those that lower the graph to it."""
     refuse_unless_offered(engine, precision)
