@@ -79,7 +79,7 @@ def build(request: BuildRequest, progress: Progress) -> Built:
     if request.use_cache and (found := cache.fetch(key, request.to)):
         return Built(bundle=found, cached=True)
     _build(request, resolved, progress)
-    bundle = Bundle.open(request.to)
+    bundle = Bundle.read(request.to)
     if request.use_cache:
         cache.keep(key, bundle)
     return Built(bundle=bundle, cached=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from alula import families
-from alula.codecs import TextCodec, collate
 from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Plan, Session
 from alula.core.errors import InputError, MissingExtraError
@@ -142,6 +141,8 @@ def _fits(sample: Sample, profile: Profile) -> bool:
 def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:
     if not (tokenizer / "tokenizer.json").is_file():
         return
+    from alula.codecs import TextCodec, collate  # noqa: PLC0415 - not for a build that comes from the cache
+
     codec = TextCodec.open(tokenizer, spec)
     rows = [codec.encode_pair(*t) if len(t) == 2 else codec.encode(t[0]) for t in texts_for(spec.task)]
     longest = profile.axes["length"].max

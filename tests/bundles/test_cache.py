@@ -43,13 +43,25 @@ def test_a_damaged_entry_is_dropped_and_built_again(bundle: Bundle, tmp_path: Pa
     assert not (tmp_path / "fetched").exists()
 
 
-def test_changing_a_fetched_bundle_does_not_change_the_cache(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_file_changed_in_place_is_noticed_and_never_fetched(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
     cache.keep("k", bundle)
     first = cache.fetch("k", tmp_path / "one")
     assert first is not None
     (first.root / "graphs" / "encoder.fp32.onnx").write_text("changed")
-    assert cache.fetch("k", tmp_path / "two") is not None
+    assert cache.fetch("k", tmp_path / "two") is None
+    assert not (tmp_path / "two").exists()
+
+
+def test_the_cache_shares_its_files_and_new_checks_do_not_reach_it(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    cache.keep("k", bundle)
+    graph = tmp_path / "cache" / "bundles" / "k" / "graphs" / "encoder.fp32.onnx"
+    assert graph.samefile(bundle.root / "graphs" / "encoder.fp32.onnx")
+    bundle.with_checks([]).with_timings([])
+    fetched = cache.fetch("k", tmp_path / "fetched")
+    assert fetched is not None
+    assert fetched.checks == (maker.PASSED,)
 
 
 def test_the_oldest_entries_go_when_the_bound_is_passed(bundle: Bundle, tmp_path: Path) -> None:

@@ -25,7 +25,11 @@ def cache_root() -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """A folder of bundles and recompiled engines; entries are whole or absent."""
+    """A folder of bundles; entries are whole or absent.
+
+    Files are shared with the bundles by hard links where the file system allows, so the cache costs no space of its
+    own. Nothing here writes into a file of a bundle; if somebody else does, the entry is damaged, noticed and dropped.
+    """
 
     root: Path
     max_bytes: int = MAX_BYTES
@@ -35,7 +39,7 @@ class Cache:
         return digest.of_value(inputs)
 
     def fetch(self, key: str, to: Path) -> Bundle | None:
-        """Copy the bundle of this key to `to`, or None if there is none; a damaged entry is dropped."""
+        """Put the bundle of this key at `to`, or None if there is none; a damaged entry is dropped."""
         entry = self.root / "bundles" / key
         if not entry.is_dir():
             return None
@@ -44,7 +48,7 @@ class Cache:
         scratch = to.with_name(f".{to.name}.{os.getpid()}.fetching")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
-            shutil.copytree(entry, scratch)
+            shutil.copytree(entry, scratch, copy_function=_link)
             Bundle.open(scratch)
             os.utime(entry)
         except (InputError, OSError):
@@ -52,15 +56,15 @@ class Cache:
             shutil.rmtree(entry, ignore_errors=True)
             return None
         put(scratch, to)
-        return Bundle.open(to)
+        return Bundle.read(to)
 
     def keep(self, key: str, bundle: Bundle) -> None:
-        """Copy a bundle in, then let the oldest go until the bound holds."""
+        """Take a bundle in, then let the oldest go until the bound holds."""
         folder = self.root / "bundles"
         folder.mkdir(parents=True, exist_ok=True)
         scratch = folder / f".{key}.{os.getpid()}"
         try:
-            shutil.copytree(bundle.root, scratch)
+            shutil.copytree(bundle.root, scratch, copy_function=_link)
             put(scratch, folder / key)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -81,3 +85,11 @@ class Cache:
 
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+    return target

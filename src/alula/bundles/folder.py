@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,13 +78,19 @@ class Bundle:
     @classmethod
     def open(cls, root: Path) -> Bundle:
         """Read a bundle and prove it whole; the error names the file that is missing, cut short or changed."""
-        if not (root / MANIFEST).is_file():
-            what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
-            raise InputError(f"{root}: {what}; make one with: alula build MODEL -o {root}")
-        raw = read_json(root / MANIFEST)
-        manifest = _located(root / MANIFEST, lambda: Manifest.parse(raw, root))
-        for record in manifest.files:
-            _prove_whole(root, record)
+        manifest = _manifest(root)
+        # Hashing releases the interpreter, and a bundle is two large files and some small ones.
+        with ThreadPoolExecutor(max_workers=4) as threads:
+            list(threads.map(lambda record: _prove_whole(root, record), manifest.files))
+        return cls._read(root, manifest)
+
+    @classmethod
+    def read(cls, root: Path) -> Bundle:
+        """Read a bundle that this process has proved or written a moment ago."""
+        return cls._read(root, _manifest(root))
+
+    @classmethod
+    def _read(cls, root: Path, manifest: Manifest) -> Bundle:
         return cls(
             root=root,
             manifest=manifest,
@@ -107,7 +114,7 @@ class Bundle:
             for file in self.manifest.files
         )
         write_json(self.root / MANIFEST, replace(self.manifest, files=files).to_json())
-        return Bundle.open(self.root)
+        return Bundle.read(self.root)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +164,15 @@ def writing(to: Path) -> Iterator[Draft]:
         put(scratch, to)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _manifest(root: Path) -> Manifest:
+    if not (root / MANIFEST).is_file():
+        what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
+        raise InputError(f"{root}: {what}; make one with: alula build MODEL -o {root}")
+    raw = read_json(root / MANIFEST)
+    parsed: Manifest = _located(root / MANIFEST, lambda: Manifest.parse(raw, root))
+    return parsed
 
 
 def refuse_foreign(to: Path) -> None:
