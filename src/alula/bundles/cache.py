@@ -43,9 +43,8 @@ class Cache:
         entry = self.root / "bundles" / key
         if not entry.is_dir():
             return None
-        to = to.absolute()
         refuse_foreign(to)
-        scratch = to.with_name(f".{to.name}.{os.getpid()}.fetching")
+        scratch = to.absolute().with_name(f".{to.name}.{os.getpid()}.fetching")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.copytree(entry, scratch, copy_function=_link)
@@ -55,7 +54,7 @@ class Cache:
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.rmtree(entry, ignore_errors=True)
             return None
-        put(scratch, to)
+        put(scratch, to.absolute())
         return Bundle.read(to)
 
     def keep(self, key: str, bundle: Bundle) -> None:
