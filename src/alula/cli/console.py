@@ -11,16 +11,22 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from alula.bundles import document, finite
 from alula.core.check import Check
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Shows texts, paths and "alula[build]" as they are: not as markup, not with ":cat:" made a picture."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 class Phases:
     """Draws the phases of one job on stderr: a spinner where there is a terminal, a line per phase elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = _console(stderr=True)
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
@@ -33,11 +39,10 @@ class Phases:
             else:
                 yield
         except BaseException:
-            self._console.print(f"[red]x[/red] {what}", soft_wrap=True)
+            self._console.print(Text.assemble(("x", "red"), f" {what}"), soft_wrap=True)
             raise
-        self._console.print(
-            f"[green]+[/green] {what} [dim]{perf_counter() - start:.2f} s[/dim]", soft_wrap=True
-        )
+        took = f"{perf_counter() - start:.2f} s"
+        self._console.print(Text.assemble(("+", "green"), f" {what} ", (took, "dim")), soft_wrap=True)
 
 
 def print_json(command: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
@@ -55,7 +60,7 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         table.add_row(*row)
     # A pipe has no width to fit into, and a cut figure is a wrong figure.
     width = None if sys.stdout.isatty() else 160
-    Console(highlight=False, width=width).print(table)
+    _console(width=width).print(table)
 
 
 def print_checks(checks: Sequence[Check]) -> None:
