@@ -19,7 +19,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds
-from alula.core.words import precisions_of
+from alula.core.words import check_opset, precisions_of
 from alula.engines import backend as backend_named
 from alula.engines import resolve
 from alula.evidence import Evidence, choose, gather
@@ -89,6 +89,8 @@ def resolve_request(request: BuildRequest) -> Resolved:
     """Make every choice, and refuse what cannot be built before any work is done."""
     engine = resolve(request.target)
     precisions = precisions_of(engine, request.precision)
+    if request.opset is not None:
+        check_opset(request.opset)
     checkpoint = families.open_checkpoint(request.model, request.revision)
     spec = families.describe(checkpoint, request.task, request.pooling)
     spec = replace(spec, name=request.name or spec.name)

@@ -17,6 +17,7 @@ from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.progress import Progress
+from alula.core.words import WRITTEN_OPSET
 from alula.evidence import Evidence, judge_all
 
 ROUNDS = 15
@@ -56,7 +57,8 @@ class Workshop:
         """Write the graph at this precision, compile it, judge it."""
         with progress.phase(f"write the {precision} graph"):
             passes = graphs.passes_for(self.backend.name, precision, self.opset)
-            model = graphs.rewrite(families.write(self.checkpoint, self.spec, "encoder"), passes)
+            opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
+            model = graphs.rewrite(families.write(self.checkpoint, self.spec, "encoder", opset), passes)
             graph = graphs.save(model, self.draft.graph_path("encoder", precision), precision)
         with progress.phase(f"compile {precision} for {self.backend.target}"):
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")

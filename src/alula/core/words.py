@@ -18,6 +18,12 @@ TASKS: tuple[Task, ...] = get_args(Task)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
+OPSETS = range(17, 25)
+"""Opsets that a graph can be kept in: TensorRT 8.6 reads 17 at most, PyTorch and ONNX Runtime end at 24 today."""
+
+WRITTEN_OPSET = 23
+"""What graphs are written in, Attention being of that opset; older ones are lowered to, a newer one is written."""
+
 # Tried, not believed: ONNX Runtime has no bf16 kernels for CPUs and refuses such a graph when it loads it.
 OFFERED: Mapping[str, tuple[Precision, ...]] = {
     "openvino": ("fp32", "bf16"),
@@ -40,6 +46,12 @@ def choice(kind: str, given: str, allowed: tuple[str, ...]) -> str:
     if given not in allowed:
         raise InputError(f"{kind} {given!r} is not one of: {', '.join(allowed)}")
     return given
+
+
+def check_opset(opset: int) -> None:
+    """Refuse an opset that no graph is kept in."""
+    if opset not in OPSETS:
+        raise InputError(f"opset {opset} is not one of {OPSETS[0]}..{OPSETS[-1]}")
 
 
 def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.core.errors import InputError
+from alula.core.words import check_opset
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.edit import Editor, ints_of
 from alula.graphs.passes.gelu import DecomposeGelu
@@ -47,8 +47,7 @@ class LowerOpset(InPlacePass):
 
     def __init__(self, opset: int) -> None:
         super().__init__()
-        if opset not in _IR_VERSION:
-            raise InputError(f"opset {opset} is not one of {min(_IR_VERSION)}..{max(_IR_VERSION)}")
+        check_opset(opset)
         self.opset = opset
 
     def requires(self, model: ir.Model) -> None:
