@@ -9,7 +9,7 @@ import typer
 
 from alula.bundles import Bundle, check_to_json
 from alula.cli.axes import parse_axes
-from alula.cli.console import Phases, figure, print_checks, print_json, print_rows
+from alula.cli.console import Phases, print_checks, print_json, print_rows
 from alula.core.words import POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
@@ -118,7 +118,7 @@ def print_rungs(bundle: Bundle) -> None:
         [
             (
                 r.precision,
-                figure(r.p50_ms),
+                f"{r.p50_ms:.2f}",
                 "passed" if r.passed else "FAILED",
                 "yes" if r.taken else "",
                 r.reason,
