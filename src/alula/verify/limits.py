@@ -67,7 +67,7 @@ LIMITS: Mapping[str, Limits] = {
         tie=2e-2,
         reason=(
             "one rounding is 2^-9 = 0.2 % and some hundred of them add up like a random walk to about 2 %; "
-            "norms and softmax stay in fp32, and a graph that rounds those too loses 2e-2 of a unit vector's "
+            "norms and sums stay in fp32, and an engine that rounds those too loses 2e-2 of a unit vector's "
             "component, which is to fail. cosine 0.999 is 4.5 % of a vector's length, and so is the worst "
             "element of many. a choice between two answers closer than 2 % is the precision's to make; "
             "of the clear ones, one in a hundred may fall to the worst element"
