@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _SETTINGS = (
 _FETCHED = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors")
 _NOT_FETCHED = ("onnx/*", "openvino/*", "checkpoint-*")
 _BLOCK = 1 << 20
+_HUB_ANSWERS_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,21 +101,32 @@ def _conversion(source: str, config: Mapping[str, Any]) -> str:
 
 def _fetch(model: str, revision: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # noqa: PLC0415 - for building only
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+        from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - for building only
+        from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError(f"no folder {model}; fetching it from the hub", "build") from error
-    wanted, unwanted = list(_FETCHED), list(_NOT_FETCHED)
+    download = partial(
+        snapshot_download, model, allow_patterns=list(_FETCHED), ignore_patterns=list(_NOT_FETCHED)
+    )
     try:
-        return Path(
-            snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted)
-        )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"no folder {model}, and fetching {model!r} at {revision!r} from the hub failed: {first}; "
-            "check the id, its revision and the network, log in if the model is gated, or give a local folder"
-        ) from error
+        # Asked first, since the download itself waits for ever on a hub that takes the call and says nothing.
+        found = HfApi().model_info(model, revision=revision, timeout=_HUB_ANSWERS_WITHIN_S)
+        return Path(download(revision=found.sha))
+    except RepositoryNotFoundError as error:
+        raise _not_fetched(model, revision, error) from error
+    except Exception as error:  # the library's HTTP client, and so its errors, differ between versions
+        try:
+            return Path(download(revision=revision, local_files_only=True))
+        except (LocalEntryNotFoundError, OSError, ValueError):
+            raise _not_fetched(model, revision, error) from error
+
+
+def _not_fetched(model: str, revision: str, error: Exception) -> InputError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return InputError(
+        f"no folder {model}, and fetching {model!r} at {revision!r} from the hub failed: {first}; "
+        "check the id, its revision and the network, log in if the model is gated, or give a local folder"
+    )
 
 
 def _digest(root: Path) -> str:
