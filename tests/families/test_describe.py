@@ -282,6 +282,35 @@ def test_what_no_graph_would_honour_is_refused_by_name(told: Told, config: dict[
         told({**BASE, **config})
 
 
+@pytest.mark.parametrize("task", [None, "embeddings", "sequence-classification"])
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            {"model_type": "vit", "image_size": 224, "patch_size": 16},
+            "BertModel .model type 'vit'. reads images",
+        ),
+        ({"model_type": "clip", "vision_config": {"image_size": 224}}, "model type 'clip'. reads images"),
+        (
+            {"model_type": "dinov2", "architectures": ["Dinov2ForImageClassification"]},
+            "something else than text",
+        ),
+        ({"model_type": "swin", "num_channels": 3}, "model type 'swin'. reads images"),
+        ({"model_type": "whisper", "num_mel_bins": 80}, "reads sound"),
+        ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]}, "reads something else than text"),
+        ({"model_type": "layoutlm", "max_2d_position_embeddings": 1024}, "reads boxes on a page"),
+    ],
+)
+def test_a_model_that_does_not_read_text_is_refused_by_name(
+    told: Told, config: dict[str, Any], text: str, task: str | None
+) -> None:
+    """The report huggingface/transformers#33226: a traced ViT holds for the image size of the trace alone."""
+    with pytest.raises(
+        InputError, match=text + r".*; only models that read token ids alone are built so far$"
+    ):
+        told({**BASE, **config}, **({"task": task} if task else {}))
+
+
 @pytest.mark.parametrize(
     ("asked", "text"),
     [

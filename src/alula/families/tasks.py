@@ -32,6 +32,13 @@ _TASK_BY_ENDING: Mapping[str, str] = {
     "Model": "embeddings",
 }
 _CELLS: tuple[Dim, ...] = ("batch", "length")
+# Traced, such a model would keep the image size of the trace: its positions are a table of that many patches.
+_NOT_TEXT: Mapping[str, str] = {
+    **dict.fromkeys(("image_size", "patch_size", "num_channels", "vision_config"), "images"),
+    **dict.fromkeys(("num_mel_bins", "audio_config", "feat_extract_norm", "sampling_rate"), "sound"),
+    "max_2d_position_embeddings": "boxes on a page",
+}
+_NOT_TEXT_ARCHITECTURES = ("Image", "Vision", "Video", "ObjectDetection", "Audio", "Speech", "CTC")
 _TEXT_CLASSIFIER: Mapping[str, str] = {
     "bert": "classifier",
     "distilbert": "classifier",
@@ -54,6 +61,8 @@ def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | Non
     """Say what the checkpoint is written as, or why it cannot be."""
     config = checkpoint.config
     family = FAMILIES.get(_model_type(config), "traced")
+    if family == "traced":
+        _check_text(config)
     settings = read_settings(family, config)
     labels = _labels(config)
     chosen = choice("task", task, TASKS) if task else _task(checkpoint, labels)
@@ -91,6 +100,19 @@ def _model_type(config: Mapping[str, Any]) -> str:
     if not isinstance(found, str):
         raise InputError(f"config.json: model_type is {found!r}; expected a name such as 'bert'")
     return found
+
+
+def _check_text(config: Mapping[str, Any]) -> None:
+    """Refuse a model that reads something else than text."""
+    named = _architecture(config) or _model_type(config)
+    reads = next((_NOT_TEXT[key] for key in _NOT_TEXT if config.get(key) is not None), None)
+    if reads is None and any(word in named for word in _NOT_TEXT_ARCHITECTURES):
+        reads = "something else than text"
+    if reads:
+        raise InputError(
+            f"{named} (model type {_model_type(config)!r}) reads {reads}; "
+            "only models that read token ids alone are built so far"
+        )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
