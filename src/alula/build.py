@@ -137,8 +137,8 @@ def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> Non
         )
         candidates = [workshop.candidate(precision, progress) for precision in resolved.precisions]
         with progress.phase("measure " + ", ".join(resolved.precisions)):
-            rows = workshop.measure(candidates)
-        taken, rungs = choose_rung(candidates, rows)
+            measured = workshop.measure(candidates)
+        taken, rungs = choose_rung(candidates, measured)
         graphs = workshop.keep(candidates, taken)
         manifest = Manifest(
             model=resolved.spec,
@@ -149,6 +149,7 @@ def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> Non
             files=(),
             built_on=machine(),
         )
+        rows = [row.as_json() for row in measured.rows if row.precision == taken.precision]
         draft.finish(manifest, taken.checks, rows, _stored(evidence[0]))
 
 

@@ -6,13 +6,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 from alula import families, graphs
-from alula.bench import measure_rows
+from alula.bench import Contender, Measured, Ratio, Turns, measure
 from alula.bundles import Draft, Rung
 from alula.core.check import Check
-from alula.core.engine import Backend, Engine, Plan, Session
+from alula.core.engine import Backend, Engine, Plan
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
@@ -22,8 +21,8 @@ from alula.evidence import Evidence, judge_all
 
 ROUNDS = 15
 
-GAIN = 0.97
-"""A lower precision must take at most this share of the time, or it is left: below that it is noise."""
+GAIN = 1.03
+"""A lower precision must surely be this many times as fast, or it is left: it costs accuracy, and less is noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +70,19 @@ class Workshop:
             checks = judge_all(self.evidence, session, self.spec, self.profile, precision)
         return Candidate(precision=precision, graph=graph, engine=engine, checks=checks)
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
         shape = (self.profile.axes["batch"].min, self.profile.axes["length"].opt)
         with ExitStack() as stack:
-            sessions: dict[str, Session] = {
-                c.precision: stack.enter_context(closing(self.backend.open(c.engine))) for c in candidates
-            }
-            return measure_rows(sessions, self.spec, [shape], engine=self.backend.name, rounds=ROUNDS)
+            contenders = [
+                Contender(
+                    engine=self.backend.name,
+                    precision=c.precision,
+                    session=stack.enter_context(closing(self.backend.open(c.engine))),
+                )
+                for c in candidates
+            ]
+            return measure(contenders, self.spec, [shape], Turns(rounds=ROUNDS))
 
     def keep(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
         """Remove what lost; the fp32 graph stays, since any CPU can compile it."""
@@ -93,41 +97,51 @@ class Workshop:
         return kept
 
 
-def choose_rung(
-    candidates: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]
-) -> tuple[Candidate, tuple[Rung, ...]]:
-    """The fastest candidate that passed; a lower precision that is not faster is left. Pure.
+def choose_rung(candidates: Sequence[Candidate], measured: Measured) -> tuple[Candidate, tuple[Rung, ...]]:
+    """The fastest candidate that passed; a lower precision that is not surely faster is left. Pure.
 
-    Candidates come highest precision first. Where none passed, the first is kept, so that its failed checks are.
+    Candidates come highest precision first, and the first is what the others' speed was compared with in the same
+    rounds. Where none passed, it is kept, so that its failed checks are.
     """
-    times = {str(row["precision"]): float(row["p50_ms"]) for row in reversed(rows)}
-    shape = str(rows[0]["shape"]) if rows else ""
-    taken = candidates[0]
-    for candidate in candidates[1:]:
-        faster = times[candidate.precision] <= GAIN * times[taken.precision]
-        if candidate.passed and (faster or not taken.passed):
-            taken = candidate
+    first = candidates[0]
+    speeds = {c.precision: row.ratio for c, row in zip(candidates[1:], measured.ratios, strict=True)}
+    sure = [
+        c for c in candidates if c.passed and (c is first or not first.passed or _gains(speeds[c.precision]))
+    ]
+    taken = max(sure, key=lambda c: 1.0 if c is first else speeds[c.precision].median, default=first)
     rungs = tuple(
         Rung(
             precision=c.precision,
             passed=c.passed,
-            p50_ms=times[c.precision],
-            shape=shape,
+            p50_ms=row.p50_ms,
+            shape=row.shape,
             taken=c is taken,
-            reason=_reason(c, taken, times),
+            reason=_reason(c, taken, first, speeds),
         )
-        for c in candidates
+        for c, row in zip(candidates, measured.rows, strict=True)
     )
     return taken, rungs
 
 
-def _reason(candidate: Candidate, taken: Candidate, times: Mapping[str, float]) -> str:
+def _gains(speed: Ratio) -> bool:
+    """Whether even the low end of the interval is a gain; without an interval nothing is sure."""
+    return speed.low is not None and speed.low >= GAIN
+
+
+def _reason(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Mapping[str, Ratio]) -> str:
     if not candidate.passed:
         failed = next((check for check in candidate.checks if not check.passed), None)
         if failed is None:
             return "no checks"
         return f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
+    if candidate is not first:
+        compared = f"{_times(speeds[candidate.precision])} times as fast as {first.precision}"
+        return compared if candidate is taken else f"no sure gain: {compared}"
     if candidate is taken:
-        return "fastest within the limits" if len(times) > 1 else "asked for"
-    share = times[candidate.precision] / times[taken.precision]
-    return f"no gain: {share:.2f} times the time of {taken.precision}"
+        return "fastest within the limits" if speeds else "asked for"
+    return f"{taken.precision} is faster"
+
+
+def _times(speed: Ratio) -> str:
+    interval = "" if speed.low is None or speed.high is None else f" ({speed.low:.2f}-{speed.high:.2f})"
+    return f"{speed.median:.2f}{interval}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from alula.bench.measure import Contender, Turns, full_feeds, in_turns, measure, measure_rows
+from alula.bench.measure import Contender, Turns, full_feeds, in_turns, measure
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Feeds, TensorSpec
@@ -129,16 +129,6 @@ def test_feeds_fill_a_shape_with_nothing_masked() -> None:
     assert feeds["attention_mask"].all()
     assert len(np.unique(feeds["input_ids"])) > 10
     assert {array.dtype.name for array in feeds.values()} == {"int64"}
-
-
-def test_sessions_of_one_engine_by_precision_give_json_rows() -> None:
-    world = World()
-    sessions = {"fp32": Timed("A", world, 1.0), "bf16": Timed("B", world, 1.0)}
-    rows = measure_rows(sessions, SPEC, [(2, 8)], engine="fake", rounds=6)
-    assert [(row["engine"], row["precision"], row["shape"], row["runs"]) for row in rows] == [
-        ("fake", "fp32", "2x8", 24),
-        ("fake", "bf16", "2x8", 24),
-    ]
 
 
 def test_nothing_to_measure_is_refused() -> None:

@@ -1,7 +1,7 @@
 """How fast? Statistics and load, in turns."""
 
 from alula.bench.apart import Footprint, line_of, measure_apart, watch
-from alula.bench.measure import Contender, Measured, Turns, full_feeds, measure, measure_rows
+from alula.bench.measure import Contender, Measured, Turns, full_feeds, measure
 from alula.bench.report import figure, table
 from alula.bench.rows import BenchRow, RatioRow, parse_row
 from alula.bench.statistics import Latency, Ratio
@@ -20,7 +20,6 @@ __all__ = [
     "line_of",
     "measure",
     "measure_apart",
-    "measure_rows",
     "parse_row",
     "table",
     "watch",

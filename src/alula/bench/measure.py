@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -89,20 +89,6 @@ def measure(
         rows += measured
         ratios += _ratios(measured, times)
     return Measured(rows=tuple(rows), ratios=tuple(ratios))
-
-
-def measure_rows(
-    sessions: Mapping[str, Session],
-    spec: ModelSpec,
-    shapes: Sequence[tuple[int, int]],
-    *,
-    engine: str,
-    rounds: int,
-) -> list[dict[str, Any]]:
-    """Measure sessions of one engine, keyed by precision, and give the rows as JSON."""
-    contenders = [Contender(engine=engine, precision=p, session=s) for p, s in sessions.items()]
-    measured = measure(contenders, spec, shapes, Turns(rounds=rounds))
-    return [row.as_json() for row in measured.rows]
 
 
 def in_turns(
