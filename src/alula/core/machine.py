@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,23 +26,31 @@ FEATURES = (
 )
 
 
-@cache
-def cpuinfo() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; empty where there is none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
+def parse_cpuinfo(text: str) -> dict[str, str]:
+    """The first processor's entries of the text of /proc/cpuinfo."""
     first = text.split("\n\n", maxsplit=1)[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def cpu_features() -> tuple[str, ...]:
-    """Those of FEATURES that this CPU has."""
-    info = cpuinfo()
+def features_of(info: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of FEATURES that these entries name."""
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return tuple(feature for feature in FEATURES if feature in flags)
+
+
+@cache
+def cpuinfo() -> Mapping[str, str]:
+    """This machine's entries of /proc/cpuinfo; empty where there is none."""
+    try:
+        return parse_cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return {}
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Those of FEATURES that this CPU has."""
+    return features_of(cpuinfo())
 
 
 def cpu_name() -> str:
