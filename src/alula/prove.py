@@ -82,20 +82,28 @@ def text_of(measured: Measured) -> str:
 
 
 def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | None:
-    """The checkpoint the bundle was built from, if it is at hand and unchanged; one named must be."""
-    spec = bundle.model
-    name = model or bundle.manifest.source
-    if model is None and not Path(name).is_dir():
-        return None
-    checkpoint = families.open_checkpoint(name, spec.revision if not Path(name).is_dir() else "main")
-    if checkpoint.digest == spec.digest:
-        return checkpoint
+    """The checkpoint the bundle was built from, if its folder is at hand and unchanged; one that is named must be."""
     if model is None:
+        return _at_hand(bundle)
+    local = Path(model).is_dir()
+    checkpoint = families.open_checkpoint(model, "main" if local else bundle.model.revision)
+    if checkpoint.digest != bundle.model.digest:
+        raise InputError(
+            f"{model}: is another checkpoint than {bundle.root} was built from "
+            f"(digest {checkpoint.digest[:16]}, expected {bundle.model.digest[:16]})"
+        )
+    return checkpoint
+
+
+def _at_hand(bundle: Bundle) -> families.Checkpoint | None:
+    """The folder that `build` was given, which may be another one by now, or on another machine."""
+    if not Path(bundle.manifest.source).is_dir():
         return None
-    raise InputError(
-        f"{name}: is another checkpoint than {bundle.root} was built from "
-        f"(digest {checkpoint.digest[:16]}, expected {spec.digest[:16]})"
-    )
+    try:
+        checkpoint = families.open_checkpoint(bundle.manifest.source)
+    except InputError:
+        return None
+    return checkpoint if checkpoint.digest == bundle.model.digest else None
 
 
 def _refuse_other(wanted: str, stored: str) -> None:

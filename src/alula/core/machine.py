@@ -41,7 +41,7 @@ def features_of(info: Mapping[str, str]) -> tuple[str, ...]:
 
 @cache
 def cpuinfo() -> Mapping[str, str]:
-    """This machine's entries of /proc/cpuinfo; empty where there is none."""
+    """The entries of /proc/cpuinfo of the machine at hand; empty where there is none."""
     try:
         return parse_cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:

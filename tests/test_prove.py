@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import served
+
+from alula.bundles import Bundle
+from alula.core.errors import EngineError, InputError
+from alula.core.progress import Silent
+from alula.engines import backend
+from alula.local import local_engine
+from alula.prove import BenchRequest, bench_bundles, checkpoint_of, verify_bundle
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_an_engine_for_this_machine_is_used_as_it_is(tmp_path: Path, own_cache: Path) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b"))
+    assert local_engine(bundle) == bundle.engine("encoder")
+    assert not own_cache.exists()
+
+
+def test_a_foreign_engine_is_compiled_again_once_and_kept(tmp_path: Path, own_cache: Path) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b", target="fake of another machine"))
+    engine = local_engine(bundle)
+    assert engine.target == backend("fake").target
+    assert engine.path.parent == own_cache / "engines"
+    written = (engine.path / "engine.json").stat().st_mtime_ns
+    assert local_engine(bundle) == engine
+    assert (engine.path / "engine.json").stat().st_mtime_ns == written
+    assert [path.name for path in (own_cache / "engines").iterdir()] == [engine.path.name]
+
+
+def test_one_that_disagrees_with_the_stored_outputs_is_refused_and_not_kept(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    root = served.make_bundle(tmp_path / "b", target="fake of another machine", reference=-7.0)
+    with pytest.raises(EngineError, match="does not agree with the stored reference outputs: embedding"):
+        local_engine(Bundle.open(root))
+    assert list((own_cache / "engines").iterdir()) == []
+
+
+def test_without_the_checkpoint_the_stored_outputs_are_the_reference(tmp_path: Path) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b"))
+    proved = verify_bundle(bundle, "auto", None, Silent())
+    assert proved.verified
+    assert {check.reference for check in proved.checks} == {"pytorch"}
+    assert Bundle.open(proved.root).checks == proved.checks
+    with pytest.raises(
+        InputError, match=r"'golden' needs the checkpoint.*--model.*stored outputs \(pytorch\)"
+    ):
+        verify_bundle(bundle, "golden", None, Silent())
+
+
+def test_verify_keeps_a_failure_in_the_bundle(tmp_path: Path) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b", reference=-7.0))
+    assert bundle.verified
+    assert not verify_bundle(bundle, "auto", None, Silent()).verified
+    assert not Bundle.open(bundle.root).verified
+
+
+def test_a_checkpoint_that_is_named_must_be_the_one_that_was_built(
+    tmp_path: Path, minilm_folder: Path
+) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b"))
+    assert checkpoint_of(bundle, None) is None
+    with pytest.raises(InputError, match=r"is another checkpoint than .*b was built from"):
+        checkpoint_of(bundle, str(minilm_folder))
+
+
+def test_bench_keeps_each_bundles_own_rows_and_refuses_another_model(tmp_path: Path) -> None:
+    one, two = (Bundle.open(served.make_bundle(tmp_path / name)) for name in ("one", "two"))
+    request = BenchRequest(shapes=((1, 8), (2, 4)), rounds=6, pytorch=False)
+    measured = bench_bundles([one, two], request, Silent())
+    assert [row.shape for row in measured.rows] == ["1x8", "1x8", "2x4", "2x4"]
+    assert all(row.load_ms is not None and row.peak_host_bytes is not None for row in measured.rows)
+    assert {row["shape"] for row in Bundle.open(one.root).timings} == {"1x8", "2x4"}
+    other = Bundle.open(served.make_bundle(tmp_path / "other", "reranking"))
+    with pytest.raises(InputError, match="other: is another model than"):
+        bench_bundles([one, other], request, Silent())
+    with pytest.raises(InputError, match=r"axis 'length' is 64; built for 2\.\.48"):
+        bench_bundles([one], BenchRequest(shapes=((1, 64),), pytorch=False), Silent())
