@@ -278,16 +278,19 @@ def _record(root: Path, path: Path) -> FileRecord:
     )
 
 
+_CURE = "copy the bundle again or build it again"
+
+
 def _prove_whole(root: Path, record: FileRecord) -> None:
     path = root / record.path
     if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
         raise InputError(f"{root / MANIFEST}: files: {record.path!r} leads out of the bundle")
     if not path.is_file():
-        raise InputError(f"{path}: is missing from the bundle; copy it again or build it again")
+        raise InputError(f"{path}: is missing from the bundle; {_CURE}")
     if (size := path.stat().st_size) != record.bytes:
-        raise InputError(f"{path}: has {size} bytes, expected {record.bytes}; it was cut short or changed")
+        raise InputError(f"{path}: has {size} bytes, expected {record.bytes}: cut short or changed; {_CURE}")
     if digest.of_file(path) != record.sha256:
-        raise InputError(f"{path}: was changed since the bundle was built (SHA-256 differs)")
+        raise InputError(f"{path}: was changed since the bundle was built (SHA-256 differs); {_CURE}")
 
 
 def _located(path: Path, parse: Any) -> Any:
