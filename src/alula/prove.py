@@ -85,8 +85,10 @@ def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | No
     """The checkpoint the bundle was built from, if its folder is at hand and unchanged; one that is named must be."""
     if model is None:
         return _at_hand(bundle)
-    local = Path(model).is_dir()
-    checkpoint = families.open_checkpoint(model, "main" if local else bundle.model.revision)
+    built = bundle.model.revision
+    checkpoint = families.open_checkpoint(
+        model, "main" if Path(model).is_dir() or built == "local" else built
+    )
     if checkpoint.digest != bundle.model.digest:
         raise InputError(
             f"{model}: is another checkpoint than {bundle.root} was built from "
