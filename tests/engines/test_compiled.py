@@ -36,7 +36,7 @@ def test_a_compiled_engine_runs_in_a_folder_that_was_moved(engine: Engine, tmp_p
     session.close()
 
 
-# NVIDIA/TensorRT#2072 and #2177: an engine of another build or another device, found out at load by a crash.
+# NVIDIA/TensorRT#2072 and NVIDIA/TensorRT#2177: an engine of another build or another device crashed at load.
 
 
 def test_an_engine_for_another_target_is_refused_with_both_names(engine: Engine) -> None:

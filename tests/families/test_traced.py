@@ -153,6 +153,7 @@ def test_the_passes_for_openvino_keep_a_traced_graph_equal(
 
 
 def test_deberta_in_half_precision_runs_on_four_tokens_without_padding(newer: Traced) -> None:
+    """The report huggingface/transformers#35332: mask fill and scale fixed to float32."""
     half = rewrite(newer.model, passes_for("openvino", "bf16"))
     feeds = {"input_ids": np.array([[5, 6, 7, 8]]), "attention_mask": np.ones((1, 4), np.int64)}
     wanted = run(newer.model, feeds)[0]

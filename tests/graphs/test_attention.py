@@ -136,6 +136,7 @@ def test_an_additive_mask_is_added_without_where_and_the_graph_keeps_its_output_
 
 @pytest.mark.parametrize("rank", [2, 4])
 def test_a_row_masked_by_a_boolean_mask_gives_zeros_as_in_pytorch(rank: int) -> None:
+    """The report microsoft/onnxscript#2479: NaN in ONNX where PyTorch gives zeros."""
     shape = ("s", "t") if rank == 2 else ("b", 1, "s", "t")
     inputs = heads_in_front() | {"mask": ir.val("mask", dtype=ir.DataType.BOOL, shape=shape)}
     plain = rewrite(attention(inputs), [DecomposeAttention()])

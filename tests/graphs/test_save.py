@@ -63,6 +63,7 @@ def test_weights_leave_the_file_when_they_are_large(rows: int, *, external: bool
 
 
 def test_saving_again_over_a_saved_graph_changes_nothing(tmp_path: Path) -> None:
+    """The report onnx/onnx#6655: external data doubled when saved again."""
     path = tmp_path / "g.onnx"
     first = save(stack(8192, 1024, 1), path, "fp32")
     sizes = files(tmp_path)
@@ -173,7 +174,10 @@ def test_saving_holds_one_weight_at_a_time(tmp_path: Path) -> None:
 
 
 def test_more_than_two_gibibytes_are_written_whole(tmp_path: Path) -> None:
-    """One tensor of 2.1 GB; its lazy zeros cost no memory until they are written, in pieces."""
+    """The report pytorch/pytorch#19277: an empty file above 2 GiB.
+
+    One tensor of 2.1 GB; its lazy zeros cost no memory until they are written, in pieces.
+    """
     rows = 2**29 // 1024 + 1024
     zeros = np.memmap(tmp_path / "zeros", np.float32, "w+", shape=(rows, 1024))
     model = stack(rows, 1024, 1)
