@@ -36,6 +36,16 @@ def test_a_foreign_engine_is_compiled_again_once_and_kept(tmp_path: Path, own_ca
     assert [path.name for path in (own_cache / "engines").iterdir()] == [engine.path.name]
 
 
+@pytest.mark.parametrize("text", [None, "", "{", '{"schema": 1}'])
+def test_a_kept_engine_that_was_damaged_is_compiled_again(tmp_path: Path, text: str | None) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b", target="fake of another machine"))
+    record = local_engine(bundle).path / "engine.json"
+    whole = record.read_text()
+    record.unlink() if text is None else record.write_text(text)
+    assert backend("fake").open(local_engine(bundle)).outputs == bundle.engine("encoder").outputs
+    assert record.read_text() == whole
+
+
 def test_one_that_disagrees_with_the_stored_outputs_is_refused_and_not_kept(
     tmp_path: Path, own_cache: Path
 ) -> None:

@@ -29,9 +29,19 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
         return engine
     key = of_value([engine.graph.digest, backend.target, str(engine.plan.profile)])
     kept = replace(engine, target=backend.target, path=cache_root() / "engines" / key)
-    if not kept.path.is_dir():
+    if not (kept.path.is_dir() and _opens(backend, kept)):
+        shutil.rmtree(kept.path, ignore_errors=True)
         _compile_again(bundle, engine, backend, kept.path)
     return kept
+
+
+def _opens(backend: Backend, engine: Engine) -> bool:
+    """Whether an engine from the cache can be loaded; nobody proves its files whole, as a bundle's are."""
+    try:
+        backend.open(engine).close()
+    except EngineError:
+        return False
+    return True
 
 
 def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:

@@ -445,7 +445,10 @@ def test_a_bundle_of_another_runtime_or_cpu_compiles_again_and_answers_the_same(
     (copy / "manifest.json").write_text(manifest.replace(here[1], target))
     body = {"query": QUERY, "texts": list(PASSAGES)}
     expected = ok(server.post("/rerank", body))
-    for _ in ("compiled", "taken from the cache"):
+    for state in ("compiled", "taken from the cache", "damaged there"):
+        if state == "damaged there":
+            (blob,) = (tmp_path / "cache" / "engines").glob("*/engine.blob")
+            blob.write_bytes(blob.read_bytes()[:1000])
         with serving(copy, cache=tmp_path / "cache") as other:
             found = ok(other.post("/rerank", body))
             assert [one["index"] for one in found] == [one["index"] for one in expected]
