@@ -311,6 +311,17 @@ def test_a_model_that_does_not_read_text_is_refused_by_name(
         told({**BASE, **config}, **({"task": task} if task else {}))
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_a_model_that_writes_text_is_refused_by_name(told: Told, model_type: str) -> None:
+    config = {
+        "model_type": model_type,
+        "is_encoder_decoder": True,
+        "architectures": ["XForConditionalGeneration"],
+    }
+    with pytest.raises(InputError, match=f"model type '{model_type}'. is an encoder with a decoder"):
+        told({**BASE, **config})
+
+
 @pytest.mark.parametrize(
     ("asked", "text"),
     [

@@ -10,7 +10,7 @@ from alula.core.words import OFFERED
 
 # What each ability needs, and the extra that brings it.
 ABILITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("build", "build", ("onnx", "onnx_ir", "safetensors", "tokenizers", "huggingface_hub")),
+    ("build", "build", ("onnx", "onnx_ir", "ml_dtypes", "tokenizers", "huggingface_hub")),
     ("run on openvino", "cpu", ("openvino",)),
     ("run on onnxruntime", "cpu", ("onnxruntime",)),
     ("serve", "serve", ("starlette", "uvicorn", "tokenizers", "prometheus_client")),

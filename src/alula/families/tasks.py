@@ -103,8 +103,13 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 
 def _check_text(config: Mapping[str, Any]) -> None:
-    """Refuse a model that reads something else than text."""
+    """Refuse a model that reads something else than text, or writes it."""
     named = _architecture(config) or _model_type(config)
+    if config.get("is_encoder_decoder"):
+        raise InputError(
+            f"{named} (model type {_model_type(config)!r}) is an encoder with a decoder that writes text; "
+            "only encoders are built so far"
+        )
     reads = next((_NOT_TEXT[key] for key in _NOT_TEXT if config.get(key) is not None), None)
     if reads is None and any(word in named for word in _NOT_TEXT_ARCHITECTURES):
         reads = "something else than text"
