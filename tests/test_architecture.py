@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "alula"
 
-ROOMS = ("families", "graphs", "engines", "verify", "bench", "bundles", "codecs", "batching")
+ROOMS = ("families", "graphs", "engines", "verify", "bench", "bundles", "codecs", "batching", "data")
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     **{room: {"core"} for room in ROOMS},

@@ -1,0 +1,56 @@
+"""What was read, and the digest it is known by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+Span: TypeAlias = tuple[int, int, str]
+"""Start, end (code points of the text) and what it is."""
+
+Label: TypeAlias = str | float | tuple[str, ...] | tuple[Span, ...] | None
+"""By task: a class or a tuple of classes, a score, spans, accepted answers; None where no label was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One row: one text or two, its label, and the line of the file it begins on."""
+
+    texts: tuple[str, ...]
+    label: Label = None
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """The rows of a file that are used, alike in texts and labels, and why the others are not.
+
+    `digest` is the SHA-256 over texts and labels in their order: another file with the same rows has the same one.
+    """
+
+    path: Path
+    examples: tuple[Example, ...]
+    skipped: tuple[str, ...]
+    digest: str
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the rows have labels; all have or none has."""
+        return self.examples[0].label is not None
+
+    @property
+    def paired(self) -> bool:
+        """Whether each row has two texts; all have or none has."""
+        return len(self.examples[0].texts) == 2
+
+
+def digest_of(examples: Iterable[Example]) -> str:
+    """SHA-256 over texts and labels, one line of JSON for each example."""
+    total = hashlib.sha256()
+    for example in examples:
+        total.update(json.dumps([example.texts, example.label]).encode() + b"\n")
+    return total.hexdigest()

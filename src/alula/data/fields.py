@@ -1,0 +1,171 @@
+"""The fields of one row as an example of a task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from alula.core.errors import InputError
+from alula.data.dataset import Example, Label, Span
+
+Fields: TypeAlias = Mapping[str, object]
+
+TEXTS = (("text", "text_pair"), ("query", "passage"), ("question", "context"), ("sentence1", "sentence2"))
+"""The names that one text or two go by; a row uses one line of these."""
+
+ONE_TEXT = frozenset({"token-classification"})
+TWO_TEXTS = frozenset({"reranking", "question-answering"})
+
+LABELS: Mapping[str, tuple[str, ...]] = {
+    "embeddings": ("score", "label"),
+    "reranking": ("label", "score"),
+    "sequence-classification": ("label", "labels", "score"),
+    "token-classification": ("labels",),
+    "question-answering": ("answers", "answer"),
+}
+"""The fields a task takes its label from; a row uses one of them or none."""
+
+SCORED = frozenset({"embeddings", "reranking"})
+"""Tasks whose label is a number whatever the field is called."""
+
+
+class BadRow(InputError):  # noqa: N818 - it names the row, not the failure
+    """One row cannot be used; whoever knows file and line says where."""
+
+
+def example_of(fields: Fields, task: str, line: int) -> Example:
+    """The example that a row spells, or a `BadRow` that says what is wrong with it."""
+    texts = _texts(fields, task)
+    return Example(texts=texts, label=_label(fields, task, texts), line=line)
+
+
+def _texts(fields: Fields, task: str) -> tuple[str, ...]:
+    used = [names for names in TEXTS if any(fields.get(name) is not None for name in names)]
+    if not used:
+        firsts = ", ".join(names[0] for names in TEXTS)
+        raise BadRow(f"has no text: expected a field of {firsts}; it has {_listed(fields)}")
+    if len(used) > 1:
+        both = " and ".join(next(n for n in names if fields.get(n) is not None) for names in used[:2])
+        raise BadRow(f"has the fields {both}, which name the same thing; expected one of them")
+    first, second = used[0]
+    texts = [_text(fields, first)]
+    if fields.get(second) is not None or first != "text":
+        texts.append(_text(fields, second))
+    if task in ONE_TEXT and len(texts) == 2:
+        raise BadRow(f"has two texts, {first} and {second}; {task} takes one")
+    if task in TWO_TEXTS and len(texts) == 1:
+        raise BadRow(f"has one text; {task} takes two, such as {_example_pair(task)}")
+    return tuple(texts)
+
+
+def _example_pair(task: str) -> str:
+    return "question and context" if task == "question-answering" else "query and passage"
+
+
+def _text(fields: Fields, name: str) -> str:
+    if fields.get(name) is None:
+        raise BadRow(f"field {name!r} is missing; it has {_listed(fields)}")
+    return _words(fields[name], name)
+
+
+def _words(value: object, name: str) -> str:
+    """A string that can be tokenised: not empty, no NUL, Unicode throughout."""
+    if not isinstance(value, str):
+        raise _mistyped(name, value, "str")
+    if not value.strip():
+        raise BadRow(f"field {name!r} is empty")
+    if "\0" in value:
+        raise BadRow(f"field {name!r} has a NUL at character {value.index(chr(0))}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        raise BadRow(
+            f"field {name!r} has the lone surrogate U+{code:04X} at character {error.start}"
+        ) from None
+    return value
+
+
+def _label(fields: Fields, task: str, texts: tuple[str, ...]) -> Label:
+    given = [name for name in LABELS[task] if fields.get(name) is not None]
+    if not given or (task == "embeddings" and len(texts) == 1):
+        # One text has no similarity to anything: its label is about another task.
+        return None
+    if len(given) > 1:
+        raise BadRow(f"has the fields {given[0]} and {given[1]}; expected one label")
+    name = given[0]
+    value = fields[name]
+    if task in SCORED or name == "score":
+        return _number(value, name)
+    if task == "sequence-classification":
+        return _class(value, name) if name == "label" else _each(value, name, _class_name)
+    if task == "token-classification":
+        return _each(value, name, lambda item, where: _span(item, where, texts[0]))
+    return _answers(value, name, texts[1])
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _mistyped(name, value, "a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadRow(f"field {name!r} is not a finite number")
+    return number
+
+
+def _class(value: object, name: str) -> str | float:
+    return _number(value, name) if isinstance(value, float) else _class_name(value, name)
+
+
+def _class_name(value: object, name: str) -> str:
+    """A class by its name or its number, which is kept as a word, since CSV cannot tell them apart."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _words(value, name)
+
+
+def _each(value: object, name: str, parse: Callable[[object, str], Span | str]) -> Label:
+    if not isinstance(value, list):
+        raise _mistyped(name, value, "a list")
+    return tuple(parse(item, f"{name}[{at}]") for at, item in enumerate(value))  # type: ignore[return-value] # all of one kind
+
+
+def _span(item: object, where: str, text: str) -> Span:
+    """`[start, end, label]`, or an object with these three, within the text."""
+    parts = [item.get(key) for key in ("start", "end", "label")] if isinstance(item, dict) else item
+    if not isinstance(parts, list) or len(parts) != 3:
+        raise _mistyped(where, item, "[start, end, label]")
+    start, end, label = parts
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
+        raise BadRow(f"field {where!r} is no span of the text: need 0 <= start < end <= {len(text)}")
+    return start, end, _words(label, where)
+
+
+def _answers(value: object, name: str, context: str) -> tuple[str, ...]:
+    """One answer, a list of them, or SQuAD's object with a list called text; each stands in the context."""
+    if isinstance(value, dict) and "text" in value:
+        value, name = value["text"], f"{name}.text"
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise _mistyped(name, value, "a list of str")
+    answers = tuple(_words(item, f"{name}[{at}]") for at, item in enumerate(value))
+    if not answers:
+        raise BadRow(f"field {name!r} is empty; a question without an answer cannot be judged")
+    for at, answer in enumerate(answers):
+        if answer.strip() not in context:
+            raise BadRow(f"field '{name}[{at}]' does not stand in the context")
+    return answers
+
+
+def _mistyped(name: str, value: object, expected: str) -> BadRow:
+    return BadRow(f"field {name!r} is {type(value).__name__}, expected {expected}")
+
+
+def _listed(fields: Fields) -> str:
+    names = [name if len(name) <= 40 else f"{name[:37]}..." for name in fields]
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "none"
