@@ -25,7 +25,7 @@ def bundle(tmp_path: Path) -> Bundle:
 def test_a_kept_bundle_is_fetched_by_its_key_and_no_other(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
     key = cache.key({"checkpoint": "a", "precision": "fp32"})
-    cache.keep(key, bundle)
+    cache.keep(key, bundle.root)
     fetched = cache.fetch(key, tmp_path / "fetched")
     assert fetched is not None
     assert fetched.model == bundle.model
@@ -36,7 +36,7 @@ def test_a_kept_bundle_is_fetched_by_its_key_and_no_other(bundle: Bundle, tmp_pa
 
 def test_a_damaged_entry_is_dropped_and_built_again(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
-    cache.keep("k", bundle)
+    cache.keep("k", bundle.root)
     (tmp_path / "cache" / "bundles" / "k" / "checks.json").write_text("{}")
     assert cache.fetch("k", tmp_path / "fetched") is None
     assert not (tmp_path / "cache" / "bundles" / "k").exists()
@@ -45,7 +45,7 @@ def test_a_damaged_entry_is_dropped_and_built_again(bundle: Bundle, tmp_path: Pa
 
 def test_a_file_changed_in_place_is_noticed_and_never_fetched(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
-    cache.keep("k", bundle)
+    cache.keep("k", bundle.root)
     first = cache.fetch("k", tmp_path / "one")
     assert first is not None
     (first.root / "graphs" / "encoder.fp32.onnx").write_text("changed")
@@ -55,7 +55,7 @@ def test_a_file_changed_in_place_is_noticed_and_never_fetched(bundle: Bundle, tm
 
 def test_the_cache_shares_its_files_and_new_checks_do_not_reach_it(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
-    cache.keep("k", bundle)
+    cache.keep("k", bundle.root)
     graph = tmp_path / "cache" / "bundles" / "k" / "graphs" / "encoder.fp32.onnx"
     assert graph.samefile(bundle.root / "graphs" / "encoder.fp32.onnx")
     bundle.with_checks([]).with_timings([])
@@ -64,13 +64,32 @@ def test_the_cache_shares_its_files_and_new_checks_do_not_reach_it(bundle: Bundl
     assert fetched.checks == (maker.PASSED,)
 
 
+def test_an_edited_manifest_does_not_reach_the_cache(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    cache.keep("k", bundle.root)
+    manifest = bundle.root / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"max_length": 16', '"max_length": 8'))
+    fetched = cache.fetch("k", tmp_path / "fetched")
+    assert fetched is not None
+    assert fetched.model.max_length == 16
+
+
+def test_a_bad_destination_leaves_the_entry_alone(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    cache.keep("k", bundle.root)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match="file"):
+        cache.fetch("k", tmp_path / "file" / "out")
+    assert cache.fetch("k", tmp_path / "fetched") is not None
+
+
 def test_the_oldest_entries_go_when_the_bound_is_passed(bundle: Bundle, tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
     cache = Cache(root=tmp_path / "cache", max_bytes=2 * size + size // 2)
     for age, key in enumerate(("old", "middle", "new")):
-        cache.keep(key, bundle)
+        cache.keep(key, bundle.root)
         os.utime(tmp_path / "cache" / "bundles" / key, (age, age))
-    cache.keep("newest", bundle)
+    cache.keep("newest", bundle.root)
     assert sorted(path.name for path in (tmp_path / "cache" / "bundles").iterdir()) == ["new", "newest"]
 
 

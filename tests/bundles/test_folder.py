@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +145,6 @@ def test_a_file_that_is_missing_cut_short_or_changed_is_named(bundle: Bundle, na
     [
         ({"schema": 2}, "schema: is version 2; this package reads 1"),
         ({"schema": True}, "schema: is bool, expected int"),
-        ({"files": [{"path": "../x", "bytes": 1, "sha256": ""}]}, "leads out of the bundle"),
         ({"files": [{"path": "x", "bytes": "1", "sha256": ""}]}, r"files\[0\].bytes: is str, expected int"),
         ({"rungs": 3}, "rungs: is int, expected list"),
     ],
@@ -152,6 +154,75 @@ def test_manifest_errors_name_file_and_field(bundle: Bundle, change: dict[str, o
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(InputError, match=message):
         Bundle.open(bundle.root)
+
+
+def test_a_file_list_that_leads_out_or_leaves_out_is_refused(bundle: Bundle) -> None:
+    path = bundle.root / "manifest.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, "files": [*raw["files"], {"path": "../x", "bytes": 1, "sha256": ""}]}))
+    with pytest.raises(InputError, match=r"files: '\.\./x' leads out of the bundle"):
+        Bundle.open(bundle.root)
+    for index, record in enumerate(raw["files"]):
+        left = [*raw["files"][:index], *raw["files"][index + 1 :]]
+        path.write_text(json.dumps({**raw, "files": left}))
+        with pytest.raises(InputError, match=f"files: '{record['path']}' is not listed"):
+            Bundle.open(bundle.root)
+
+
+def test_what_verify_renews_is_not_part_of_what_is_served(bundle: Bundle) -> None:
+    again = bundle.with_checks([]).with_timings([])
+    assert again.manifest.files != bundle.manifest.files
+    assert again.manifest.identity == bundle.manifest.identity
+    other = replace(bundle.manifest, model=replace(bundle.model, max_length=8))
+    assert other.identity != bundle.manifest.identity
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
+    make(tmp_path / "real", content="old")
+    (tmp_path / "link").symlink_to("real")
+    made = make(tmp_path / "link", content="new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "graphs" / "encoder.fp32.onnx").read_text() == "new"
+    made.with_checks([])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_second_writer_of_the_same_bundle_is_refused(bundle: Bundle) -> None:
+    with writing(bundle.root) as draft:
+        with pytest.raises(InputError, match="another process is writing it"):
+            make(bundle.root)
+        with pytest.raises(InputError, match="another process is writing it"):
+            bundle.with_checks([])
+        draft.to = draft.to.with_name("aside")
+        (draft.scratch / "manifest.json").write_text("{}")
+    assert (bundle.root.parent / "aside").is_dir()
+    assert Bundle.open(bundle.root).verified
+
+
+def test_readers_never_find_the_bundle_missing_or_half_replaced(bundle: Bundle) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            bundle.with_checks([PASSED])
+
+    with ThreadPoolExecutor(1) as threads:
+        writer = threads.submit(write)
+        try:
+            for _ in range(200):
+                assert (bundle.root / "manifest.json").is_file()
+        finally:
+            stop.set()
+        writer.result()
+
+
+def test_what_a_dead_process_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    dead = tmp_path / ".b.4194303.building"
+    living = tmp_path / f".b.{os.getppid()}.building"
+    for left in (dead, living):
+        left.mkdir()
+    make(tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, "b"]
 
 
 def test_a_profile_out_of_order_is_named_by_its_path(bundle: Bundle) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alula.bundles.cache import Cache, cache_root
+from alula.bundles.cache import Cache, cache_root, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
 from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json
 
@@ -18,5 +18,6 @@ __all__ = [
     "check_to_json",
     "document",
     "finite",
+    "shrink",
     "writing",
 ]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from alula.bundles import digest
-from alula.bundles.folder import Bundle, put, refuse_foreign
+from alula.bundles.folder import Bundle, link, refuse_foreign
+from alula.bundles.replace import alone, beside, put
 from alula.core.errors import InputError
 
 MAX_BYTES = 20 << 30
@@ -43,52 +44,54 @@ class Cache:
         entry = self.root / "bundles" / key
         if not entry.is_dir():
             return None
-        refuse_foreign(to)
-        scratch = to.absolute().with_name(f".{to.name}.{os.getpid()}.fetching")
-        try:
-            shutil.rmtree(scratch, ignore_errors=True)
-            shutil.copytree(entry, scratch, copy_function=_link)
-            Bundle.open(scratch)
-            os.utime(entry)
-        except (InputError, OSError):
-            shutil.rmtree(scratch, ignore_errors=True)
-            shutil.rmtree(entry, ignore_errors=True)
-            return None
-        put(scratch, to.absolute())
+        real = Path(os.path.realpath(to))
+        refuse_foreign(real)
+        with alone(real):
+            scratch = beside(real, "fetching")
+            try:
+                shutil.copytree(entry, scratch, copy_function=link)
+                if not _whole(scratch):
+                    shutil.rmtree(entry, ignore_errors=True)
+                    return None
+                put(scratch, real)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        os.utime(entry)
         return Bundle.read(to)
 
-    def keep(self, key: str, bundle: Bundle) -> None:
-        """Take a bundle in, then let the oldest go until the bound holds."""
+    def keep(self, key: str, root: Path) -> None:
+        """Take the bundle at `root` in, then let the oldest go until the bound holds."""
         folder = self.root / "bundles"
         folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f".{key}.{os.getpid()}"
+        scratch = beside(folder / key, "keeping")
         try:
-            shutil.copytree(bundle.root, scratch, copy_function=_link)
+            shutil.copytree(root, scratch, copy_function=link)
             put(scratch, folder / key)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        self._shrink(folder)
+        shrink(folder, self.max_bytes)
 
-    def _shrink(self, folder: Path) -> None:
-        entries = sorted(
-            (path for path in folder.iterdir() if path.is_dir()), key=lambda p: p.stat().st_mtime
-        )
-        sizes = {entry: _bytes(entry) for entry in entries}
-        total = sum(sizes.values())
-        for entry in entries:
-            if total <= self.max_bytes:
-                return
-            shutil.rmtree(entry, ignore_errors=True)
-            total -= sizes[entry]
+
+def shrink(folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Let the least recently used entries of a folder go until the rest fits; what is being written is left alone."""
+    entries = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    entries.sort(key=lambda path: path.stat().st_mtime)
+    sizes = {entry: _bytes(entry) for entry in entries}
+    total = sum(sizes.values())
+    for entry in entries:
+        if total <= max_bytes:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        total -= sizes[entry]
+
+
+def _whole(root: Path) -> bool:
+    try:
+        Bundle.open(root)
+    except InputError:
+        return False
+    return True
 
 
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-    return target

@@ -17,6 +17,7 @@ import numpy as np
 
 from alula.bundles import digest
 from alula.bundles.manifest import FileRecord, Manifest, check_schema, check_to_json, parse_check
+from alula.bundles.replace import alone, beside, put
 from alula.core.check import Check, Reference, reference_named, verified
 from alula.core.engine import Engine
 from alula.core.errors import InputError, ManifestError
@@ -79,6 +80,7 @@ class Bundle:
     def open(cls, root: Path) -> Bundle:
         """Read a bundle and prove it whole; the error names the file that is missing, cut short or changed."""
         manifest = _manifest(root)
+        _prove_complete(root, manifest)
         # Hashing releases the interpreter, and a bundle is two large files and some small ones.
         with ThreadPoolExecutor(max_workers=4) as threads:
             list(threads.map(lambda record: _prove_whole(root, record), manifest.files))
@@ -100,28 +102,48 @@ class Bundle:
 
     def with_checks(self, checks: Sequence[Check]) -> Bundle:
         """The bundle with these checks in place of its own, on disk too."""
-        _write_rows(self.root / CHECKS, "verify", [check_to_json(check) for check in checks])
-        return self._recorded(CHECKS)
+        return self._with(CHECKS, document("verify", [check_to_json(check) for check in checks]))
 
     def with_timings(self, rows: Sequence[Mapping[str, Any]]) -> Bundle:
         """The bundle with these timings in place of its own, on disk too."""
-        _write_rows(self.root / TIMINGS, "bench", rows)
-        return self._recorded(TIMINGS)
+        return self._with(TIMINGS, document("bench", rows))
 
-    def _recorded(self, name: str) -> Bundle:
-        files = tuple(
-            _record(self.root, self.root / name) if file.path == name else file
-            for file in self.manifest.files
-        )
-        write_json(self.root / MANIFEST, replace(self.manifest, files=files).to_json())
+    def _with(self, name: str, value: Mapping[str, Any]) -> Bundle:
+        """Put a copy with another document in the bundle's place: two files change, and nobody sees one of them."""
+        root = Path(os.path.realpath(self.root))
+        with alone(root):
+            scratch = beside(root, "changing")
+            try:
+                shutil.copytree(root, scratch, copy_function=link)
+                write_json(scratch / name, value)
+                files = tuple(
+                    _record(scratch, scratch / name) if file.path == name else file
+                    for file in self.manifest.files
+                )
+                write_json(scratch / MANIFEST, replace(self.manifest, files=files).to_json())
+                put(scratch, root)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
         return Bundle.read(self.root)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def link(source: str, target: str) -> str:
+    """Share a file that nobody changes in place; the manifest, which has no digest of its own, is copied."""
+    try:
+        if Path(source).name != MANIFEST:
+            os.link(source, target)
+            return target
+    except OSError:  # another file system, or one without hard links
+        pass
+    return shutil.copyfile(source, target)
+
+
+@dataclass(kw_only=True, slots=True)
 class Draft:
-    """A bundle being written in `scratch`, a folder beside its destination."""
+    """A bundle being written in `scratch`, a folder beside its destination; `to` may be changed until the end."""
 
     scratch: Path
+    to: Path
 
     def graph_path(self, part: str, precision: str) -> Path:
         """Where the graph of a part at a precision belongs."""
@@ -139,8 +161,8 @@ class Draft:
         stored: Stored,
     ) -> None:
         """Write everything but the graphs, engines and tokenizer, which are there already; the manifest last."""
-        _write_rows(self.scratch / CHECKS, "verify", [check_to_json(check) for check in checks])
-        _write_rows(self.scratch / TIMINGS, "bench", timings)
+        write_json(self.scratch / CHECKS, document("verify", [check_to_json(check) for check in checks]))
+        write_json(self.scratch / TIMINGS, document("bench", timings))
         save_reference(self.scratch / REFERENCE, stored)
         kept = sorted(path for path in self.scratch.rglob("*") if path.is_file())
         files = tuple(_record(self.scratch, path) for path in kept)
@@ -151,19 +173,21 @@ class Draft:
 def writing(to: Path) -> Iterator[Draft]:
     """A draft that becomes the bundle at `to` when the block ends well, and leaves no trace when it does not.
 
-    A bundle that was there is replaced at that moment and not before; a folder that is no bundle is never touched.
+    A bundle that was there is replaced at that moment, all at once, and not before; a folder that is no bundle is
+    never touched. A link is followed. Raises InputError while another process writes the same bundle.
     """
-    to = to.absolute()
+    to = Path(os.path.realpath(to))
     refuse_foreign(to)
-    scratch = to.with_name(f".{to.name}.{os.getpid()}.building")
-    shutil.rmtree(scratch, ignore_errors=True)
-    (scratch / "graphs").mkdir(parents=True)
-    (scratch / "engines").mkdir()
-    try:
-        yield Draft(scratch=scratch)
-        put(scratch, to)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with alone(to):
+        scratch = beside(to, "building")
+        try:
+            (scratch / "graphs").mkdir(parents=True)
+            (scratch / "engines").mkdir()
+            draft = Draft(scratch=scratch, to=to)
+            yield draft
+            put(scratch, draft.to)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _manifest(root: Path) -> Manifest:
@@ -183,16 +207,6 @@ def refuse_foreign(to: Path) -> None:
         )
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file; name a folder for the bundle")
-
-
-def put(scratch: Path, to: Path) -> None:
-    """Rename `scratch` to `to`, whatever bundle stood there moved out of the way first."""
-    old = to.with_name(f".{to.name}.{os.getpid()}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if to.exists():
-        to.rename(old)
-    scratch.rename(to)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -268,14 +282,23 @@ def _rows(path: Path, parse: Any) -> tuple[Any, ...]:
     return get_each(raw, "rows", parse)
 
 
-def _write_rows(path: Path, command: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    write_json(path, document(command, rows))
-
-
 def _record(root: Path, path: Path) -> FileRecord:
     return FileRecord(
         path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=digest.of_file(path)
     )
+
+
+def _prove_complete(root: Path, manifest: Manifest) -> None:
+    """Every file that decides what the bundle does must be one whose digest is known."""
+    known = {record.path for record in manifest.files}
+    deciding = {CHECKS, TIMINGS, REFERENCE}
+    for folder in ("graphs", "engines", "tokenizer"):
+        deciding |= {
+            path.relative_to(root).as_posix() for path in (root / folder).rglob("*") if path.is_file()
+        }
+    deciding |= {graph.path.relative_to(root).as_posix() for graph in manifest.graphs.values()}
+    if unknown := sorted(deciding - known):
+        raise InputError(f"{root / MANIFEST}: files: {unknown[0]!r} is not listed; {_CURE}")
 
 
 _CURE = "copy the bundle again or build it again"

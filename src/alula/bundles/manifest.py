@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from alula.bundles.digest import of_value
 from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Engine, Plan
 from alula.core.errors import InputError, ManifestError
@@ -53,6 +54,13 @@ class Manifest:
     rungs: tuple[Rung, ...]
     files: tuple[FileRecord, ...]
     built_on: Mapping[str, Any]
+
+    @property
+    def identity(self) -> str:
+        """A digest of what is served: everything but the evidence, which `verify` and `bench` renew."""
+        raw = self.to_json()
+        kept = [file for file in raw["files"] if file["path"] not in {"checks.json", "timings.json"}]
+        return of_value([raw["model"], raw["graphs"], raw["engines"], kept])
 
     def to_json(self) -> dict[str, Any]:
         """The document, ready for `json.dump`."""
