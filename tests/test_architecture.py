@@ -9,14 +9,26 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "alula"
 
-ROOMS = ("families", "graphs", "engines", "verify", "bench", "bundles", "codecs", "batching", "data")
+ROOMS = (
+    "families",
+    "graphs",
+    "engines",
+    "verify",
+    "bench",
+    "bundles",
+    "codecs",
+    "batching",
+    "data",
+    "calibration",
+)
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     **{room: {"core"} for room in ROOMS},
     "evidence": {"core", *ROOMS},
     "local": {"core", "engines", "bundles", "verify"},
-    "rungs": {"core", "evidence", *ROOMS},
-    "build": {"core", "evidence", "rungs", *ROOMS},
+    "calibrate": {"core", *ROOMS},
+    "rungs": {"core", "calibrate", "evidence", *ROOMS},
+    "build": {"core", "calibrate", "evidence", "rungs", *ROOMS},
     "footprint": {"core", "local", "bench", "bundles", "engines"},
     "prove": {"core", "evidence", "footprint", "local", *ROOMS},
     "serve": {"core", "local", "engines", "bundles", "codecs", "batching"},

@@ -25,6 +25,7 @@ _REDUCTIONS = frozenset(
 _SAME_MEANING = frozenset(
     {
         *("Cast", "CastLike", "Constant", "ConstantOfShape", "Conv", "Cos", "Dropout", "Equal", "Flatten"),
+        *("DequantizeLinear", "QuantizeLinear"),
         *("GlobalAveragePool", "HardSwish", "Identity", "IsInf", "IsNaN", "LpNormalization", "MaxPool"),
         *(
             "Reshape",
