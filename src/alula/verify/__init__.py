@@ -1,18 +1,36 @@
-"""Is an engine equal to the model? Metrics, limits with reasons, the gate."""
+"""Is an engine equal to the model, or near enough? Metrics, limits with reasons, budgets, the gate."""
 
-from alula.verify.gate import compare, invariance
+from alula.verify.budget import CLAUSES, Clause, Verdict, budget_limits, clauses_for, judge, parse_budget
+from alula.verify.gate import Answer, compare, invariance
+from alula.verify.intervals import Interval
+from alula.verify.labelled import Labelled, Prediction, judge_labels
 from alula.verify.limits import LIMITS, Limits, limits_for, metrics_for
 from alula.verify.samples import Sample, draw
 from alula.verify.texts import texts_for
+from alula.verify.user_metric import UserMetric, load_metric
 
 __all__ = [
+    "CLAUSES",
     "LIMITS",
+    "Answer",
+    "Clause",
+    "Interval",
+    "Labelled",
     "Limits",
+    "Prediction",
     "Sample",
+    "UserMetric",
+    "Verdict",
+    "budget_limits",
+    "clauses_for",
     "compare",
     "draw",
     "invariance",
+    "judge",
+    "judge_labels",
     "limits_for",
+    "load_metric",
     "metrics_for",
+    "parse_budget",
     "texts_for",
 ]

@@ -122,7 +122,7 @@ def _measure(output: str, metric: str, answers: Sequence[Answer], limits: Limits
     if output == "span":
         return _spans(answers, limits)
     scale = _scale(output, answers)
-    pairs = [_pair(output, answer) for answer in answers]
+    pairs = [pair(output, answer) for answer in answers]
     if metric == "order_agreement":
         expected, given = (np.concatenate(side) for side in zip(*pairs, strict=True))
         return metrics.order_agreements(expected, given, limits.tie * scale)
@@ -153,7 +153,7 @@ _JUDGES: Mapping[str, Judge] = {
 }
 
 
-def _pair(output: str, answer: Answer) -> tuple[Floats, Floats]:
+def pair(output: str, answer: Answer) -> tuple[Floats, Floats]:
     """Expected and given in float64; what is missing or has another shape on either side is NaN."""
     expected, given = answer.expected.get(output), answer.given.get(output)
     if expected is None:
@@ -173,7 +173,7 @@ def _tokens(values: Floats, mask: Flags) -> Floats:
 def _scale(output: str, answers: Sequence[Answer]) -> float:
     """Largest magnitude the reference gives: what a difference is measured against."""
     largest = max(
-        float(np.abs(_tokens(_pair(output, answer)[0], answer.mask)).max(initial=0.0)) for answer in answers
+        float(np.abs(_tokens(pair(output, answer)[0], answer.mask)).max(initial=0.0)) for answer in answers
     )
     return largest or 1.0
 
@@ -184,7 +184,7 @@ def _spans(answers: Sequence[Answer], limits: Limits) -> Floats:
     tie = limits.tie * sum(_scale(name, answers) for name in names)
     values = []
     for answer in answers:
-        (start, given_start), (end, given_end) = (_pair(name, answer) for name in names)
+        (start, given_start), (end, given_end) = (pair(name, answer) for name in names)
         for row, kept in enumerate(answer.mask):
             if start.shape != answer.mask.shape or end.shape != answer.mask.shape:
                 values.append(float("nan"))

@@ -12,6 +12,14 @@ from alula.core.tensor import Array
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 
+Ids: TypeAlias = NDArray[np.int64]
+
+BLOCK = 1024
+"""Rows whose neighbours are looked for at once, which bounds the memory."""
+
+EQUALLY_NEAR = 1e-6
+"""Cosines this close are equal: fp32 tells no more."""
+
 LONGEST_SPAN = 30
 """Tokens in an answer at most: the usual bound for extractive question answering."""
 
@@ -91,6 +99,65 @@ def span_agreement(reference: tuple[Floats, Floats], candidate: tuple[Floats, Fl
     given_first, given_last = best_span(*candidate)
     regret = (start[first] + end[last]) - (start[given_first] + end[given_last])
     return float(regret <= tie)
+
+
+def cosine_distances(reference: Floats, candidate: Floats) -> Floats:
+    """1 - cosine per row, exactly nought for equal rows; NaN for a row of zeros, which has no direction."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (reference, candidate))
+        distances: Floats = np.square(a - b).sum(axis=1) / 2
+    return distances
+
+
+def labels_differ(reference: Floats, candidate: Floats) -> Floats:
+    """Per row of logits, 1.0 where the best label is another one, else 0.0; no tie is forgiven."""
+    differ: Flags = reference.argmax(axis=1) != candidate.argmax(axis=1)
+    return _judged(differ, reference, candidate)
+
+
+def decisions_differ(reference: Floats, candidate: Floats) -> Floats:
+    """Per row of logits, 1.0 where any of them is on the other side of zero, else 0.0."""
+    differ: Flags = ((reference > 0) != (candidate > 0)).any(axis=1)
+    return _judged(differ, reference, candidate)
+
+
+def relevances(logits: Floats) -> Floats:
+    """One score per row: its logit, or the log odds of the last label, which orders as its softmax does."""
+    if logits.shape[1] == 1:
+        return logits[:, 0]
+    with np.errstate(invalid="ignore"):
+        score: Floats = logits[:, -1] - np.logaddexp.reduce(logits[:, :-1], axis=1)
+    return score
+
+
+def order_disagreement(reference: Floats, candidate: Floats) -> float:
+    """Share of the pairs that the reference orders and the candidate does not order so; equal scores order nothing."""
+    if not (np.isfinite(reference).all() and np.isfinite(candidate).all()):
+        return float("nan")
+    wrong = total = 0
+    for row in range(len(reference) - 1):
+        expected = reference[row] - reference[row + 1 :]
+        agreed = np.sign(expected) == np.sign(candidate[row] - candidate[row + 1 :])
+        wrong += int((~agreed & (expected != 0)).sum())
+        total += int((expected != 0).sum())
+    return wrong / total if total else float("nan")
+
+
+def nearest_disagreements(reference: Floats, candidate: Floats, firsts: Ids, seconds: Ids) -> Floats:
+    """Per pair, 1.0 where the second text nearest to its first one is another than the reference's, else 0.0.
+
+    Second texts that the reference itself puts equally near, repeated ones above all, are the same one.
+    """
+    values = np.empty(len(firsts))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        sides = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (reference, candidate)]
+        for start in range(0, len(firsts), BLOCK):
+            rows = firsts[start : start + BLOCK]
+            expected, given = (side[rows] @ side[seconds].T for side in sides)
+            chosen = expected[np.arange(len(rows)), given.argmax(axis=1)]
+            differ: Flags = expected.max(axis=1) - chosen > EQUALLY_NEAR
+            values[start : start + BLOCK] = _judged(differ, expected, given)
+    return values
 
 
 def _judged(agreed: Flags, reference: Floats, candidate: Floats) -> Floats:

@@ -1,0 +1,183 @@
+"""What a budget means: how much of a task may be lost, judged on outputs. One table, decided before any run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+from alula.core.check import Check, Reference
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.verify.gate import Answer
+from alula.verify.intervals import Interval
+from alula.verify.losses import MEASURES, Loss, Pairs
+
+When: TypeAlias = Literal["always", "pairs", "no labels", "labels"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clause:
+    """One thing that a budget of x limits, to `times` x, and when it counts."""
+
+    metric: str
+    times: float
+    when: When
+    meaning: str
+
+
+_DISTANCES = (
+    Clause(
+        metric="cosine_distance_mean", times=1, when="always", meaning="mean of 1 - cosine over all texts"
+    ),
+    Clause(metric="cosine_distance_worst", times=5, when="always", meaning="largest 1 - cosine of any text"),
+    Clause(
+        metric="nearest_disagreement",
+        times=1,
+        when="pairs",
+        meaning="share of first texts whose nearest second text is another one",
+    ),
+    Clause(
+        metric="spearman_drop",
+        times=1,
+        when="labels",
+        meaning="drop of Spearman's correlation of cosine and score",
+    ),
+)
+_SCORES = (
+    Clause(
+        metric="order_disagreement",
+        times=1,
+        when="no labels",
+        meaning="share of pairs of rows that the scores put in another order",
+    ),
+    Clause(
+        metric="spearman_drop",
+        times=1,
+        when="labels",
+        meaning="drop of Spearman's correlation of score and label",
+    ),
+)
+_CLASSES = (
+    Clause(
+        metric="label_disagreement",
+        times=1,
+        when="no labels",
+        meaning="share of texts with another label (of several labels: with any other)",
+    ),
+    Clause(metric="accuracy_drop", times=1, when="labels", meaning="drop of accuracy"),
+)
+_TOKENS = (
+    Clause(
+        metric="token_label_disagreement",
+        times=1,
+        when="no labels",
+        meaning="share of tokens with another label",
+    ),
+    Clause(metric="span_f1_drop", times=1, when="labels", meaning="drop of F1 over whole entities"),
+)
+_SPANS = (
+    Clause(
+        metric="span_disagreement", times=1, when="no labels", meaning="share of questions with another span"
+    ),
+    Clause(metric="exact_match_drop", times=1, when="labels", meaning="drop of exact matches"),
+)
+
+CLAUSES: Mapping[str, tuple[Clause, ...]] = {
+    "embeddings": _DISTANCES,
+    "sequence-classification": _CLASSES,
+    "reranking": _SCORES,
+    "token-classification": _TOKENS,
+    "question-answering": _SPANS,
+}
+"""Labels judge in place of agreement, which bounds the same loss from above; distances of embeddings always count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A check against a budget, with what its number of samples can tell.
+
+    The check goes by the value itself: to ask that the whole interval lie within 0.4 % would refuse every set of
+    fewer than 957 rows, agreement throughout included, and to ask that some of it do would pass nearly all. `scores`
+    are the reference's and the candidate's where the check is a drop between the two.
+    """
+
+    check: Check
+    interval: Interval | None = None
+    scores: tuple[float, float] | None = None
+
+    @property
+    def note(self) -> str:
+        """Says that there are too few samples to tell the budget apart, where that is so; else nothing."""
+        limit, interval = self.check.limit, self.interval
+        if interval is None or not interval.low <= limit < interval.high:
+            return ""
+        return (
+            f"too few samples ({self.check.samples}) to tell {_percent(limit)} apart: "
+            f"95 % of {_percent(interval.low)} to {_percent(interval.high)}"
+        )
+
+
+def parse_budget(text: str) -> float:
+    """A share from "0.4%" or "0.004"."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", text, re.ASCII)
+    share = Decimal(found[1]) / (100 if found[2] else 1) if found else Decimal(-1)
+    if not 0 <= share <= 1:
+        raise InputError(f"budget {text!r} is no share from 0 to 1; expected one such as 0.4% or 0.004")
+    return float(share)
+
+
+def clauses_for(task: str, labels: int = 0) -> tuple[Clause, ...]:
+    """What counts for a task; a classifier with one label gives scores, as a reranker does."""
+    if task not in CLAUSES:
+        raise InputError(f"no budget for task {task!r}; there are {', '.join(CLAUSES)}")
+    return _SCORES if task == "sequence-classification" and labels == 1 else CLAUSES[task]
+
+
+def budget_limits(task: str, budget: float, labels: int = 0) -> dict[str, float]:
+    """The limit of each metric of a task."""
+    return {clause.metric: clause.times * budget for clause in clauses_for(task, labels)}
+
+
+def judge(  # noqa: PLR0913 - six, which is as many as a function may have here
+    answers: Sequence[Answer],
+    spec: ModelSpec,
+    budget: float,
+    reference: Reference,
+    *,
+    pairs: Pairs = (),
+    labelled: bool = False,
+) -> tuple[Verdict, ...]:
+    """How far given outputs are from the expected ones; `labelled` says that `judge_labels` judges the labels.
+
+    A missing output, another shape, NaN, or nothing to compare is a failed check, not an error.
+    """
+    wanted: set[When] = {"always"} if labelled else {"always", "no labels"}
+    if len(pairs) > 1:
+        wanted.add("pairs")
+    return tuple(
+        verdict(clause, MEASURES[clause.metric](answers, spec, pairs), budget, reference)
+        for clause in clauses_for(spec.task, len(spec.labels))
+        if clause.when in wanted
+    )
+
+
+def verdict(clause: Clause, loss: Loss, budget: float, reference: Reference) -> Verdict:
+    """A measured loss against what the clause allows."""
+    check = Check(
+        output=loss.output,
+        metric=clause.metric,
+        samples=loss.samples,
+        worst=loss.value,
+        mean=loss.mean,
+        limit=clause.times * budget,
+        higher_is_better=False,
+        reference=reference,
+    )
+    return Verdict(check=check, interval=loss.interval, scores=loss.scores)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
