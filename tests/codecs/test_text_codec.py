@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from alula.codecs import Row, TextCodec, collate, row_outputs
+from alula.codecs import Row, TextCodec, collate, fit, row_outputs, within
 from alula.codecs.lengths import cut_first, cut_longest, cut_second
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
+from alula.core.profile import Profile, Range
 from alula.core.tensor import TensorSpec
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "hello", "world"]
@@ -205,6 +206,29 @@ def test_rows_are_padded_to_a_given_length() -> None:
         reader.collate([reader.encode("a")], 17)
     with pytest.raises(InputError, match="expected at least one row"):
         reader.collate([])
+
+
+@pytest.mark.parametrize(
+    ("texts", "batch", "length", "shape"),
+    [
+        (["a"], Range(1, 4, 4), Range(2, 8, 48), (1, 16)),
+        (["a b a b", "a"], Range(3, 4, 4), Range(2, 8, 8), (3, 8)),
+        (["a"], Range(1, 1, 1), Range(24, 24, 24), (1, 24)),
+        (["a " * 40], Range(1, 1, 1), Range(1, 8, 12), (1, 12)),
+        (["a"], Range(1, 1, 1), Range(1, 8, 512), (1, 10)),
+    ],
+)
+def test_rows_are_fitted_to_what_the_engine_was_built_for(
+    texts: list[str], batch: Range, length: Range, shape: tuple[int, int]
+) -> None:
+    profile = Profile({"batch": batch, "length": length})
+    reader = codec(max_length=10 if length.max == 512 else 64)
+    reader = TextCodec(words_tokenizer(), within(reader.spec, profile))
+    rows = [reader.encode(text) for text in texts]
+    feeds = fit(rows, reader.spec, profile)
+    assert feeds["input_ids"].shape == shape
+    assert feeds["input_ids"][-1, : len(rows[-1].ids)].tolist() == list(rows[-1].ids)
+    assert len(row_outputs({"logits": feeds["input_ids"]}, rows, reader.spec)) == len(texts)
 
 
 def test_types_are_zeros_where_the_tokenizer_gives_none() -> None:  # huggingface/optimum#1758

@@ -95,6 +95,7 @@ def make_bundle(
     *,
     name: str | None = None,
     batch: Range = Range(1, 4, 4),  # noqa: B008 - frozen
+    length: Range = Range(2, 8, 48),  # noqa: B008
     checks: tuple[Check, ...] = (PASSED,),
     target: str | None = None,
     reference: float | None = None,
@@ -102,7 +103,7 @@ def make_bundle(
     """A bundle with the fake engine; `reference` fills its stored outputs in place of what the engine gives."""
     model = spec(task)
     model = replace(model, name=name or model.name)
-    profile = Profile({"batch": batch, "length": Range(2, 8, 48)})
+    profile = Profile({"batch": batch, "length": length})
     part = model.part("encoder")
     with writing(to) as draft:
         path = draft.graph_path("encoder", "fp32")
@@ -118,7 +119,9 @@ def make_bundle(
         )
         runtime = backend("fake")
         engine = runtime.compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
-        ids = np.array([[2, 4, 3], [2, 5, 0]] * (batch.min // 2 + 1), dtype=np.int64)
+        rows = max(batch.min, min(2, batch.max))
+        ids = np.array(([[2, 4, 3], [2, 5, 0]] * rows)[:rows], dtype=np.int64)
+        ids = np.pad(ids, ((0, 0), (0, max(0, length.min - 3))))
         feeds = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
         outputs = dict(runtime.open(engine).run(feeds))
         if reference is not None:

@@ -17,16 +17,16 @@ from alula.codecs import (
     TextCodec,
     answers,
     classes,
-    collate,
     entities,
-    padded_length,
+    fit,
     relevance,
     row_outputs,
     vectors,
+    within,
 )
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.tensor import Array, Feeds
+from alula.core.tensor import Array
 
 
 def run(
@@ -39,7 +39,8 @@ def run(
 ) -> int:
     """Run a bundle once on texts given on the command line."""
     opened = Bundle.open(bundle)
-    spec = opened.model
+    profile = opened.engine("encoder").plan.profile
+    spec = within(opened.model, profile)
     codec = TextCodec.open(opened.tokenizer, spec)
     given = Given(text, query, question, context)
     rows = given.rows(codec)
@@ -51,12 +52,12 @@ def run(
         engine = local_engine(opened)
         session = backend(engine.backend).open(engine)
     with closing(session):
-        length = padded_length(rows, engine.plan.profile.axes["length"])
-        step = engine.plan.profile.axes["batch"].max
+        step = profile.axes["batch"].max
+        batches = [rows[start : start + step] for start in range(0, len(rows), step)]
         outputs = [
             one
-            for start in range(0, len(rows), step)
-            for one in _answers(session.run, rows[start : start + step], spec, length)
+            for batch in batches
+            for one in row_outputs(session.run(fit(batch, spec, profile)), batch, spec)
         ]
     results = _READ[spec.task](outputs, rows, given, spec)
     if as_json:
@@ -95,12 +96,6 @@ class Given:
 
 
 Reader = Callable[[Sequence[Mapping[str, Array]], Sequence[Row], Given, ModelSpec], list[dict[str, Any]]]
-
-
-def _answers(
-    run_once: Callable[[Feeds], Feeds], rows: Sequence[Row], spec: ModelSpec, length: int
-) -> list[dict[str, Array]]:
-    return row_outputs(run_once(collate(rows, spec, length)), rows, spec)
 
 
 def _embeddings(

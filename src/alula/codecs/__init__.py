@@ -3,7 +3,7 @@
 from alula.codecs.answers import Answer, answers
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
-from alula.codecs.rows import Row, collate, padded_length, row_outputs
+from alula.codecs.rows import Row, collate, fit, row_outputs, within
 from alula.codecs.text import TextCodec
 from alula.codecs.vectors import vectors
 
@@ -18,9 +18,10 @@ __all__ = [
     "classes",
     "collate",
     "entities",
-    "padded_length",
+    "fit",
     "relevance",
     "row_outputs",
     "token_labels",
     "vectors",
+    "within",
 ]

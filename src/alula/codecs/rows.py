@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.profile import Range
+from alula.core.profile import Profile
 from alula.core.tensor import Array, Feeds
 
 SPECIAL = -1
@@ -67,10 +67,22 @@ def collate(rows: Sequence[Row], spec: ModelSpec, length: int | None = None) -> 
     return {tensor.name: _known(made, tensor.name) for tensor in spec.part("encoder").inputs}
 
 
-def padded_length(rows: Sequence[Row], axis: Range) -> int:
-    """The length to pad these rows to: a multiple of `STEP` within what the engine was built for."""
+def within(spec: ModelSpec, profile: Profile) -> ModelSpec:
+    """The model with no more length than its engine was built for."""
+    return replace(spec, max_length=min(spec.max_length, profile.axes["length"].max))
+
+
+def fit(rows: Sequence[Row], spec: ModelSpec, profile: Profile) -> Feeds:
+    """Rows as a batch that the engine takes: the length a multiple of `STEP`, both axes within the profile.
+
+    An engine with a smallest batch gets the last row again; `row_outputs` leaves out what it says about those.
+    """
+    length, batch = profile.axes["length"], profile.axes["batch"]
     longest = max((len(row.ids) for row in rows), default=0)
-    return max(axis.min, min(axis.max, -(-longest // STEP) * STEP))
+    most = min(length.max, spec.max_length)
+    width = max(length.min, min(most, -(-longest // STEP) * STEP))
+    again = [row for row in rows[-1:] for _ in range(batch.min - len(rows))]
+    return collate([*rows, *again], spec, width)
 
 
 def _known(made: Feeds, name: str) -> Array:

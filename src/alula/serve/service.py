@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
-from alula.codecs import Row, TextCodec, padded_length, row_outputs
+from alula.codecs import Row, TextCodec, fit, row_outputs, within
 from alula.core.errors import InputError, Overloaded
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
@@ -66,17 +66,8 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(None, encode)
 
     async def _call(self, rows: list[Row]) -> list[Feeds]:
-        length = padded_length(rows, self._profile.axes["length"])
-        # An engine with a smallest batch gets the last row again; nobody reads what it says about those.
-        missing = self._profile.axes["batch"].min - len(rows)
-        feeds = self.codec.collate([*rows, *rows[-1:] * missing], length)
-        outputs = await self._run(feeds)
+        outputs = await self._run(fit(rows, self.spec, self._profile))
         return list(row_outputs(outputs, rows, self.spec))
-
-
-def within(spec: ModelSpec, profile: Profile) -> ModelSpec:
-    """The model with no more length than its engine was built for."""
-    return replace(spec, max_length=min(spec.max_length, profile.axes["length"].max))
 
 
 def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPolicy:
