@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import served
 
+from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.core.errors import EngineError, InputError
 from alula.core.progress import Silent
@@ -83,13 +86,78 @@ def test_a_checkpoint_that_is_named_must_be_the_one_that_was_built(
         checkpoint_of(bundle, str(minilm_folder))
 
 
+def test_evidence_never_gets_weaker(tmp_path: Path, minilm_folder: Path) -> None:
+    """Built beside PyTorch, verified again where only the own graph is to be had: both comparisons count."""
+    request = BuildRequest(
+        model=str(minilm_folder),
+        to=tmp_path / "b",
+        precision="fp32",
+        target="onnxruntime",
+        reference="golden",
+    )
+    bundle = build(request, Silent()).bundle
+    proved = verify_bundle(bundle, "own-graph", None, Silent())
+    assert proved.verified
+    assert {check.reference for check in proved.checks} == {"golden", "own-graph"}
+
+
+def test_a_build_that_fails_its_checks_does_not_replace_a_verified_bundle(
+    tmp_path: Path, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    request = BuildRequest(
+        model=str(minilm_folder),
+        to=tmp_path / "b",
+        precision="fp32",
+        target="onnxruntime",
+        reference="golden",
+    )
+    good = build(request, Silent()).bundle
+    # The fault: whatever a word is, the graph masks nothing.
+    monkeypatch.setattr("alula.families.layers.MASKED", 0.0)
+    bad = build(replace(request, use_cache=False), Silent()).bundle
+    assert bad.root == tmp_path / "b.failed"
+    assert not bad.verified
+    assert Bundle.open(tmp_path / "b").manifest.identity == good.manifest.identity
+    assert len(list((own_cache / "bundles").iterdir())) == 1
+    fresh = build(replace(request, to=tmp_path / "new", use_cache=False), Silent()).bundle
+    assert fresh.root == tmp_path / "new"
+    assert not fresh.verified
+
+
+def test_another_tokenizer_is_another_bundle_and_an_unwritable_cache_is_no_failure(
+    tmp_path: Path, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(minilm_folder, model)
+    request = BuildRequest(
+        model=str(model), to=tmp_path / "b", precision="fp32", target="onnxruntime", reference="golden"
+    )
+    assert not build(request, Silent()).cached
+    assert build(request, Silent()).cached
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("[unused1]", "[unused_1]"))
+    (tmp_path / "file").write_text("")
+    again = build(request, Silent())
+    assert not again.cached
+    assert "[unused_1]" in (again.bundle.tokenizer / "tokenizer.json").read_text()
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "file" / "cache"))
+    assert build(request, Silent()).bundle.verified
+
+
+def test_usual_shapes_are_those_that_the_bundle_takes(tmp_path: Path) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b"))  # 1..4 rows of 2..48 tokens
+    measured = bench_bundles([bundle], BenchRequest(rounds=6, pytorch=False), Silent())
+    assert {row.shape for row in measured.rows} == {"1x32"}
+
+
 def test_bench_keeps_each_bundles_own_rows_and_refuses_another_model(tmp_path: Path) -> None:
     one, two = (Bundle.open(served.make_bundle(tmp_path / name)) for name in ("one", "two"))
     request = BenchRequest(shapes=((1, 8), (2, 4)), rounds=6, pytorch=False)
     measured = bench_bundles([one, two], request, Silent())
     assert [row.shape for row in measured.rows] == ["1x8", "1x8", "2x4", "2x4"]
     assert all(row.load_ms is not None and row.peak_host_bytes is not None for row in measured.rows)
-    assert {row["shape"] for row in Bundle.open(one.root).timings} == {"1x8", "2x4"}
+    for bundle in (one, two):
+        assert [row["shape"] for row in Bundle.open(bundle.root).timings] == ["1x8", "2x4"]
     other = Bundle.open(served.make_bundle(tmp_path / "other", "reranking"))
     with pytest.raises(InputError, match="other: is another model than"):
         bench_bundles([one, other], request, Silent())

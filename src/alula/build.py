@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,8 @@ from typing import Any
 
 import alula
 from alula import families
-from alula.bundles import Bundle, Cache, Manifest, Stored, cache_root, writing
-from alula.bundles.digest import of_sources
+from alula.bundles import Bundle, Cache, Draft, Manifest, Stored, cache_root, writing
+from alula.bundles.digest import of_file, of_sources
 from alula.core.check import Reference
 from alula.core.errors import InputError
 from alula.core.machine import cpu_features, installed, machine
@@ -24,9 +25,13 @@ from alula.engines import backend as backend_named
 from alula.engines import resolve
 from alula.evidence import Evidence, choose, gather
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512)}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
 
 STORED_BYTES = 4 << 20
 """Sample feeds and reference outputs that a bundle carries at most, so that it can check itself elsewhere."""
@@ -71,18 +76,44 @@ class Resolved:
 
 
 def build(request: BuildRequest, progress: Progress) -> Built:
-    """Write every precision asked for, compile it, judge it, and keep the fastest within the limits."""
+    """Write every precision asked for, compile it, judge it, and keep the fastest within the limits.
+
+    A bundle whose checks failed does not replace a verified one: it is put beside it, at `OUT.failed`.
+    """
     with progress.phase("read the checkpoint"):
         resolved = resolve_request(request)
     cache = Cache(root=cache_root())
     key = cache.key(_inputs(request, resolved))
     if request.use_cache and (found := cache.fetch(key, request.to)):
         return Built(bundle=found, cached=True)
-    _build(request, resolved, progress)
-    bundle = Bundle.read(request.to)
-    if request.use_cache:
-        cache.keep(key, bundle)
+    with writing(request.to) as draft:
+        passed = _fill(draft, request, resolved, progress)
+        written = Bundle.read(draft.scratch).manifest.identity
+        to = request.to
+        if not passed and _is_verified(request.to):
+            draft.to = draft.to.with_name(f"{draft.to.name}.failed")
+            to = request.to.with_name(f"{request.to.name}.failed")
+        if passed and request.use_cache:
+            _keep(cache, key, draft.scratch)
+    bundle = Bundle.read(to)
+    if bundle.manifest.identity != written:
+        raise InputError(f"{to}: another process replaced the bundle right after it was built")
     return Built(bundle=bundle, cached=False)
+
+
+def _is_verified(root: Path) -> bool:
+    try:
+        return Bundle.open(root).verified
+    except InputError:
+        return False
+
+
+def _keep(cache: Cache, key: str, root: Path) -> None:
+    """A cache that cannot be written costs time later; the bundle is whole all the same."""
+    try:
+        cache.keep(key, root)
+    except OSError as error:
+        logger.warning("the bundle is not kept in the cache: %s", error)
 
 
 def resolve_request(request: BuildRequest) -> Resolved:
@@ -118,39 +149,40 @@ def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
     return Profile(axes)
 
 
-def _build(request: BuildRequest, resolved: Resolved, progress: Progress) -> None:
+def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
+    """Write everything into the draft; whether the precision that was taken passed."""
     # Not at the top: a bundle from the cache needs none of what writing and compiling import.
     from alula.rungs import Workshop, choose_rung  # noqa: PLC0415
 
-    with writing(request.to) as draft:
-        _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
-        with progress.phase(f"ask the reference ({resolved.reference})"):
-            evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile)
-        workshop = Workshop(
-            checkpoint=resolved.checkpoint,
-            spec=resolved.spec,
-            backend=backend_named(resolved.engine),
-            profile=resolved.profile,
-            opset=request.opset,
-            draft=draft,
-            evidence=evidence,
-        )
-        candidates = [workshop.candidate(precision, progress) for precision in resolved.precisions]
-        with progress.phase("measure " + ", ".join(resolved.precisions)):
-            measured = workshop.measure(candidates)
-        taken, rungs = choose_rung(candidates, measured)
-        graphs = workshop.keep(candidates, taken)
-        manifest = Manifest(
-            model=resolved.spec,
-            source=request.model,
-            graphs={graph.path.stem: graph for graph in graphs},
-            engines={"encoder": taken.engine},
-            rungs=rungs,
-            files=(),
-            built_on=machine(),
-        )
-        rows = [row.as_json() for row in measured.rows if row.precision == taken.precision]
-        draft.finish(manifest, taken.checks, rows, _stored(evidence[0]))
+    _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
+    with progress.phase(f"ask the reference ({resolved.reference})"):
+        evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile)
+    workshop = Workshop(
+        checkpoint=resolved.checkpoint,
+        spec=resolved.spec,
+        backend=backend_named(resolved.engine),
+        profile=resolved.profile,
+        opset=request.opset,
+        draft=draft,
+        evidence=evidence,
+    )
+    candidates = [workshop.candidate(precision, progress) for precision in resolved.precisions]
+    with progress.phase("measure " + ", ".join(resolved.precisions)):
+        measured = workshop.measure(candidates)
+    taken, rungs = choose_rung(candidates, measured)
+    graphs = workshop.discard_losers(candidates, taken)
+    manifest = Manifest(
+        model=resolved.spec,
+        source=request.model,
+        graphs={graph.path.stem: graph for graph in graphs},
+        engines={"encoder": taken.engine},
+        rungs=rungs,
+        files=(),
+        built_on=machine(),
+    )
+    rows = [row.as_json() for row in measured.rows if row.precision == taken.precision]
+    draft.finish(manifest, taken.checks, rows, _stored(evidence[0]))
+    return taken.passed
 
 
 def _stored(evidence: Evidence) -> Stored:
@@ -179,6 +211,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     """All that decides the result: checkpoint, choices, the compiling code and the machine's instruction sets."""
     return {
         "checkpoint": resolved.spec.digest,
+        "tokenizer": [_digest(resolved.checkpoint.root / name) for name in TOKENIZER_FILES],
         "source": request.model,
         "spec": str(resolved.spec),
         "engine": [resolved.engine, installed(resolved.engine)],
@@ -186,6 +219,10 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         "precision": request.precision,
         "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},
         "opset": request.opset,
-        "reference": resolved.reference,
+        "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),
     }
+
+
+def _digest(path: Path) -> str | None:
+    return of_file(path) if path.is_file() else None

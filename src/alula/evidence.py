@@ -124,18 +124,12 @@ def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
     if stored is None:
         raise InputError(f"no golden outputs ship for {spec.name}")
     pairs = zip(stored.samples, stored.outputs, strict=True)
-    within = [(sample, outputs) for sample, outputs in pairs if _fits(sample, profile)]
+    within = [(sample, outputs) for sample, outputs in pairs if profile.takes(sample.sizes)]
     return Evidence(
         reference="golden",
         samples=tuple(sample for sample, _ in within),
         outputs=tuple(outputs for _, outputs in within),
     )
-
-
-def _fits(sample: Sample, profile: Profile) -> bool:
-    batch, length = sample.mask.shape
-    rows, columns = profile.axes["batch"], profile.axes["length"]
-    return bool(rows.min <= batch <= rows.max and columns.min <= length <= columns.max)
 
 
 def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:
@@ -152,5 +146,5 @@ def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sampl
         batch = rows[start : start + step]
         length = max(profile.axes["length"].min, *(len(row.ids) for row in batch))
         sample = Sample(name=f"texts {start}-{start + step - 1}", feeds=collate(batch, spec, length))
-        if _fits(sample, profile):
+        if profile.takes(sample.sizes):
             yield sample

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alula.bundles import Bundle, cache_root
+from alula.bundles import Bundle, cache_root, shrink
 from alula.bundles.digest import of_value
+from alula.bundles.replace import beside, put
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError
@@ -28,11 +30,26 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
     if engine.target == backend.target:
         return engine
     key = of_value([engine.graph.digest, backend.target, str(engine.plan.profile)])
-    kept = replace(engine, target=backend.target, path=cache_root() / "engines" / key)
+    kept = replace(engine, target=backend.target, path=engines_folder() / key)
     if not (kept.path.is_dir() and _opens(backend, kept)):
         shutil.rmtree(kept.path, ignore_errors=True)
         _compile_again(bundle, engine, backend, kept.path)
     return kept
+
+
+def engines_folder() -> Path:
+    """Where compiled engines are kept: the cache, or a temporary folder of the user's if that is read-only."""
+    for folder in (
+        cache_root() / "engines",
+        Path(tempfile.gettempdir()) / f"alula-{os.getuid()}" / "engines",
+    ):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise EngineError("no folder to keep a compiled engine in; set ALULA_CACHE to one that can be written")
 
 
 def _opens(backend: Backend, engine: Engine) -> bool:
@@ -53,9 +70,7 @@ def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
 
 
 def _compile_again(bundle: Bundle, engine: Engine, backend: Backend, to: Path) -> None:
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = beside(to, "compiling")
     try:
         compiled = backend.compile(engine.graph, engine.plan, aside)
         with closing(backend.open(compiled)) as session:
@@ -66,7 +81,7 @@ def _compile_again(bundle: Bundle, engine: Engine, backend: Backend, to: Path) -
                 f"{bundle.root}: built for {engine.target}; compiled again for {backend.target}, it does not agree "
                 f"with the stored reference outputs: {worst} (limit {failed[0].limit:g})"
             )
-        if not to.exists():
-            aside.rename(to)
+        put(aside, to)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    shrink(to.parent)

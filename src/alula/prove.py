@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families, footprint
 from alula.bench import Contender, Measured, Turns, measure, measure_apart, table
 from alula.bundles import Bundle
+from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
 from alula.core.progress import Progress
 from alula.engines import backend as backend_named
-from alula.evidence import choose, gather, judge_all, pytorch_installed
+from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
 from alula.local import local_engine, self_check
+
+SHAPES = ((1, 32), (1, 128), (8, 128))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRequest:
-    """What to measure a bundle on."""
+    """What to measure bundles on; without shapes, on those of `SHAPES` that they take."""
 
-    shapes: tuple[tuple[int, int], ...]
+    shapes: tuple[tuple[int, int], ...] = ()
     rounds: int = 30
     threads: int = 0
     model: str | None = None
@@ -31,23 +34,28 @@ class BenchRequest:
 def verify_bundle(bundle: Bundle, wanted: str, model: str | None, progress: Progress) -> Bundle:
     """Compare with the strongest reference at hand, or the one named; the bundle keeps the new checks.
 
-    Without the checkpoint only the reference outputs that the build stored can be compared with.
+    Where the outputs that the build stored came from a stronger reference, they are compared with as well, so that
+    evidence never gets weaker. Without the checkpoint they are all there is.
     """
-    spec, engine = bundle.model, local_engine(bundle)
+    spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
     checkpoint = checkpoint_of(bundle, model)
-    runtime = backend_named(engine.backend)
+    evidence: tuple[Evidence, ...] = ()
     if checkpoint is None:
-        _refuse_other(wanted, bundle.stored.reference)
-        phase = progress.phase(f"compare with the stored outputs ({bundle.stored.reference})")
-        with phase, closing(runtime.open(engine)) as session:
-            return bundle.with_checks(self_check(bundle, session))
-    reference = choose(wanted, spec)
-    with progress.phase(f"ask the reference ({reference})"):
-        evidence = gather(reference, checkpoint, spec, profile)
-    phase = progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}")
-    with phase, closing(runtime.open(engine)) as session:
-        return bundle.with_checks(judge_all(evidence, session, spec, profile, precision))
+        _refuse_other(wanted, stored)
+    else:
+        reference = choose(wanted, spec)
+        with progress.phase(f"ask the reference ({reference})"):
+            evidence = gather(reference, checkpoint, spec, profile)
+    with closing(backend_named(engine.backend).open(engine)) as session:
+        checks: tuple[Check, ...] = ()
+        if not evidence or REFERENCES.index(stored) < REFERENCES.index(evidence[0].reference):
+            with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
+                checks += self_check(bundle, session)
+        if evidence:
+            with progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}"):
+                checks += judge_all(evidence, session, spec, profile, precision)
+    return bundle.with_checks(checks)
 
 
 def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:
@@ -58,8 +66,7 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
             raise InputError(
                 f"{bundle.root}: is another model than {first.root}; bench compares engines of one"
             )
-        for rows, tokens in request.shapes:
-            bundle.engine("encoder").plan.profile.check({"batch": rows, "length": tokens})
+    request = replace(request, shapes=_shapes(bundles, request.shapes))
     checkpoint = checkpoint_of(first, request.model) if request.pytorch and pytorch_installed() else None
     with ExitStack() as stack:
         contenders = []
@@ -70,10 +77,28 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
             "measure in turns: " + ", ".join(f"{c.engine} {c.precision}" for c in contenders)
         ):
             measured = measure(contenders, first.model, request.shapes, Turns(rounds=request.rounds))
-    for bundle, contender in zip(reversed(bundles), reversed(contenders), strict=False):
-        own = (contender.engine, contender.precision)
-        bundle.with_timings([row.as_json() for row in measured.rows if (row.engine, row.precision) == own])
+    # Rows come shape by shape, and in each the contenders in their order; PyTorch, if it took part, is the first.
+    skipped = len(contenders) - len(bundles)
+    for index, bundle in enumerate(bundles, start=skipped):
+        bundle.with_timings([row.as_json() for row in measured.rows[index :: len(contenders)]])
     return measured
+
+
+def _shapes(bundles: Sequence[Bundle], asked: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The shapes asked for, which every bundle must take; or those of the usual ones that every bundle takes."""
+    profiles = [bundle.engine("encoder").plan.profile for bundle in bundles]
+    for rows, tokens in asked:
+        for profile in profiles:
+            profile.check({"batch": rows, "length": tokens})
+    if asked:
+        return asked
+    tuned = profiles[0].axes["batch"].opt, profiles[0].axes["length"].opt
+    usual = [
+        (rows, tokens)
+        for rows, tokens in SHAPES
+        if all(profile.takes({"batch": rows, "length": tokens}) for profile in profiles)
+    ]
+    return tuple(usual) or (tuned,)
 
 
 def text_of(measured: Measured) -> str:

@@ -84,8 +84,8 @@ class Workshop:
             ]
             return measure(contenders, self.spec, [shape], Turns(rounds=ROUNDS))
 
-    def keep(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
-        """Remove what lost; the fp32 graph stays, since any CPU can compile it."""
+    def discard_losers(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
+        """Remove what lost and give the graphs that stay: the fp32 one does, since any CPU can compile it."""
         kept = tuple(c.graph for c in candidates if c is taken or c.precision == "fp32")
         names = {graph.path.name for graph in kept}
         for path in (self.draft.scratch / "graphs").iterdir():

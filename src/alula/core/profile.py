@@ -38,6 +38,10 @@ class Profile:
         high = spec.sized({axis: r.max for axis, r in self.axes.items()})
         return low, opt, high
 
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the engine was built for these sizes."""
+        return all(self.axes[axis].min <= size <= self.axes[axis].max for axis, size in sizes.items())
+
     def check(self, sizes: Mapping[str, int]) -> None:
         """Refuse sizes the engine was not built for, naming the axis and the range."""
         for axis, size in sizes.items():

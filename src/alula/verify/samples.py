@@ -39,6 +39,12 @@ class Sample:
         """Which cells are tokens, [batch, length]."""
         return self.feeds["attention_mask"].astype(np.bool_)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of its axes."""
+        rows, tokens = self.mask.shape
+        return {"batch": rows, "length": tokens}
+
 
 def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]:
     """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest."""
