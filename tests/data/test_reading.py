@@ -344,6 +344,11 @@ def test_what_is_no_file_of_data_is_refused_with_what_is(write: Write, tmp_path:
         read(write("a.txt", "x"), "poetry")
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be read: File name too long"):
+        read(tmp_path / ("x" * 300 + ".jsonl"), "embeddings")
+
+
 def test_more_than_a_gibibyte_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     with path.open("wb") as file:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,6 +312,17 @@ def test_answers_are_judged_by_their_whole_span() -> None:
     assert not spans((1, 2), (1, 3), [1, 1, 1, 1]).check.passed
 
 
+def test_start_and_end_in_each_other_s_place_are_another_span() -> None:
+    start, end = np.zeros((1, 6)), np.zeros((1, 6))
+    start[0, 1], end[0, 4] = 5.0, 6.0
+    expected = {"start_logits": start, "end_logits": end}
+    swapped = {"start_logits": end, "end_logits": start}
+    (verdict,) = judge(
+        [answer(expected, swapped, [[1] * 6])], spec_of("question-answering"), BUDGET, "pytorch"
+    )
+    assert not verdict.check.passed
+
+
 def test_labels_judge_in_place_of_agreement_and_beside_distances(vectors: Floats) -> None:
     some = [answer({"logits": logits(4)}, {"logits": logits(4)})]
     assert judge(some, spec_of("sequence-classification"), BUDGET, "pytorch", labelled=True) == ()
@@ -368,3 +380,15 @@ def test_a_note_is_made_only_where_the_interval_holds_the_limit() -> None:
     assert clear.interval is not None
     assert clear.note == ""
     assert replace(clear, check=replace(clear.check, limit=0.0)).note.endswith("95 % of 0 % to 0.192 %")
+
+
+def test_the_table_in_the_documentation_is_the_one_that_judges() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    limits = {1: "x", 5: "5x"}
+    expected = [
+        f"| `{task}` | `{clause.metric}` | {clause.meaning} | {limits[int(clause.times)]} | {clause.when} |"
+        for task in TASKS
+        for clause in clauses_for(task)
+    ]
+    assert [row for row in rows if row.split("`")[1] in TASKS] == expected

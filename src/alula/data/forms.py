@@ -101,7 +101,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadRow(f"has the field {twice!r} twice")
+        raise BadRow(f"has the field {twice[:40]!r} twice")
     return fields
 
 
@@ -135,7 +135,7 @@ def _header(where: str, cells: list[str]) -> tuple[str, ...]:
     names = tuple(cell.strip() for cell in cells)
     for name in names:
         if name and names.count(name) > 1:
-            raise InputError(f"{where}: column {name!r} appears twice")
+            raise InputError(f"{where}: column {name[:40]!r} appears twice")
     firsts = [first for first, _ in TEXTS]
     if not set(firsts) & set(names):
         shown = ", ".join(name[:40] for name in names[:8])

@@ -23,9 +23,9 @@ def read(path: Path, task: str, *, skip_bad: bool = False) -> Dataset:
     nothing in it is refused.
     """
     choice("task", task, TASKS)
-    ending = _ending_of(path)
     try:
-        examples, skipped = _examples(path, FORMS[ending](path, task), task, skip_bad=skip_bad)
+        rows = FORMS[_ending_of(path)](path, task)
+        examples, skipped = _examples(path, rows, task, skip_bad=skip_bad)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if not examples:
