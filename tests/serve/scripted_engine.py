@@ -58,7 +58,7 @@ def outputs(feeds: Feeds) -> Feeds:
     }
 
 
-def opener(root: Path, threads: int) -> Session:
+def opener(root: Path, threads: int, prove_files: bool) -> Session:
     if os.environ.get("SCRIPTED_REFUSES"):
         raise InputError(f"{root}: the script refuses")
     if os.environ.get("SCRIPTED_DIES"):

@@ -104,16 +104,51 @@ def test_an_engine_that_dies_of_one_request_answers_the_next(bundles: dict[str, 
 def test_an_engine_that_dies_too_often_is_given_up_and_the_server_is_not_live(tmp_path: Path) -> None:
     root = served.make_bundle(tmp_path / "one")
     with running([root]) as server:
-        (root / "manifest.json").unlink()
+        (root / "graphs" / "encoder.fp32.onnx").unlink()
         os.kill(server.engine_pid(), signal.SIGKILL)
         wait_until(lambda: server.client.get("/health/live").status_code == 503, 40)
         health = server.get("/health/live")
         assert health["status"] == "broken"
-        assert "manifest.json" in health["engine"]["reason"]
+        assert "encoder.fp32.onnx: is missing" in health["engine"]["reason"]
         answer = embed(server, "a")
         assert (answer.status_code, answer.json()["error_type"]) == (503, "unhealthy")
         code, _, _ = server.stop()
         assert code == 0
+
+
+def test_a_bundle_that_was_replaced_is_not_served_by_an_engine_started_again(tmp_path: Path) -> None:
+    root = served.make_bundle(tmp_path / "one")
+    with running([root], engine_command=ENGINE_COMMAND) as server:
+        root.rename(tmp_path / "old")
+        served.make_bundle(root, reference=9.0, checks=(OWN_GRAPH_ONLY,))
+        assert embed(server, "a").status_code == 200  # by the engine that was proved
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: server.get("/health")["status"] == "broken", 20)
+        health = server.client.get("/health/ready")
+        assert health.status_code == 503
+        reason = "the bundle was replaced or changed while it was served"
+        assert reason in health.json()["engine"]["reason"]
+        answer = embed(server, "a")
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "unhealthy")
+        assert reason in answer.json()["error"]
+        assert server.get("/health")["engine"]["restarts"] == 1
+        _, _, err = server.stop()
+    assert err.count(reason) == 1
+
+
+def test_an_engine_started_again_is_not_opened_from_a_damaged_file(tmp_path: Path) -> None:
+    root = served.make_bundle(tmp_path / "one")
+    with running([root], engine_command=ENGINE_COMMAND) as server:
+        (root / "graphs" / "encoder.fp32.onnx").write_bytes(b"no GRAPH")
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: "was changed since" in server.get("/health")["engine"]["reason"], 20)
+        assert server.client.get("/health/ready").status_code == 503
+
+
+def test_a_server_is_ready_only_once_the_files_are_proved_too(tmp_path: Path) -> None:
+    root = served.make_bundle(tmp_path / "one")
+    (root / "graphs" / "encoder.fp32.onnx").write_bytes(b"no GRAPH")
+    assert "was changed since the bundle was built" in refused([root], engine_command=ENGINE_COMMAND)
 
 
 def test_an_engine_that_hangs_is_ended(bundles: dict[str, Path]) -> None:

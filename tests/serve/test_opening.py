@@ -7,20 +7,20 @@ import pytest
 import served
 
 from alula.bundles import Bundle
-from alula.core.errors import EngineError
+from alula.core.errors import EngineError, InputError
 from alula.core.tensor import Feeds
 from alula.engines import fake
 from alula.serve.opening import alike, open_bundle, prove
 
 
 def test_an_opened_bundle_has_answered_as_its_reference_did(tmp_path: Path) -> None:
-    session = open_bundle(served.make_bundle(tmp_path / "one"), 1)
+    session = open_bundle(served.make_bundle(tmp_path / "one"), 1, False)
     ids = np.array([[2, 4, 3]], dtype=np.int64)
     outputs = session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert outputs["embedding"].tolist() == [[9.0] * 4]
 
 
-@pytest.mark.parametrize("reference", [-1.0, 0.0, np.nan])
+@pytest.mark.parametrize("reference", [-1.0, 0.0])
 def test_a_bundle_that_answers_otherwise_than_its_reference_is_refused(
     tmp_path: Path, reference: float
 ) -> None:
@@ -28,7 +28,37 @@ def test_a_bundle_that_answers_otherwise_than_its_reference_is_refused(
     with pytest.raises(
         EngineError, match=r"on this machine 'embedding' has cosine .* to the stored reference"
     ):
-        open_bundle(root, 1)
+        open_bundle(root, 1, False)
+
+
+def test_a_stored_reference_with_nan_is_named_as_what_it_is(tmp_path: Path) -> None:
+    root = served.make_bundle(tmp_path / "one", reference=np.nan)
+    with pytest.raises(EngineError, match="the stored reference has NaN or infinity for 'embedding'"):
+        open_bundle(root, 1, False)
+
+
+@pytest.mark.parametrize("reference", [None, np.nan])
+def test_an_engine_that_gives_nan_is_told_from_one_that_this_machine_makes_wrong(
+    tmp_path: Path, reference: float | None
+) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "one", reference=reference))
+    engine = bundle.engine("encoder")
+
+    def function(feeds: Feeds) -> Feeds:
+        return {"embedding": np.full((len(feeds["input_ids"]), 4), np.nan, np.float32)}
+
+    session = fake.session(engine.inputs, engine.outputs, engine.plan.profile, function)
+    with pytest.raises(EngineError, match="the engine gives NaN or infinity for 'embedding'") as caught:
+        prove(session, bundle.stored, bundle.model.part("encoder"), bundle.root)
+    assert "again here" not in str(caught.value)
+
+
+def test_a_later_start_proves_the_files_first(tmp_path: Path) -> None:
+    root = served.make_bundle(tmp_path / "one")
+    (root / "graphs" / "encoder.fp32.onnx").write_bytes(b"no GRAPH")
+    open_bundle(root, 1, False).close()
+    with pytest.raises(InputError, match="was changed since the bundle was built"):
+        open_bundle(root, 1, True)
 
 
 def test_an_engine_of_another_machine_is_compiled_again(
@@ -36,7 +66,7 @@ def test_an_engine_of_another_machine_is_compiled_again(
 ) -> None:
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
     root = served.make_bundle(tmp_path / "one", target="fake 0 on a cpu of long ago")
-    assert open_bundle(root, 1).outputs[0].name == "embedding"
+    assert open_bundle(root, 1, False).outputs[0].name == "embedding"
 
 
 def test_what_an_engine_says_about_padding_is_not_compared(tmp_path: Path) -> None:

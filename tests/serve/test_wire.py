@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from alula.core.errors import CompileError, EngineError, InputError, RunError, ShapeError
 from alula.serve import wire
+from alula.serve.named import BundleReplaced
 from alula.serve.wire import Kind, Message
 
 
@@ -41,6 +42,7 @@ def test_arrays_arrive_as_they_were_sent(array: np.ndarray) -> None:
         (RunError("a"), RunError),
         (CompileError("a"), EngineError),
         (EngineError("a"), EngineError),
+        (BundleReplaced("a"), BundleReplaced),
     ],
 )
 def test_an_error_keeps_who_can_act_on_it(error: Exception, kind: type[Exception]) -> None:

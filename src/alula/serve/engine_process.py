@@ -1,6 +1,7 @@
 """The process that owns the engines: opens bundles, runs batches, and ends when the front does.
 
-Started as `python -m alula.serve.engine_process FD THREADS BUNDLE ...`, where FD is one end of a socket pair.
+Started as `python -m alula.serve.engine_process FD THREADS first|again BUNDLE SHA256 ...`, where FD is one end of a
+socket pair and SHA256 that of the manifest the front read.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from pathlib import Path
 from alula.core.engine import Session
 from alula.core.errors import AlulaError
 from alula.serve import wire
+from alula.serve.named import Named
+from alula.serve.process import AGAIN
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[Path, int], Session]
-"""(root of a bundle, threads) to a session that has answered once."""
+Opener = Callable[[Path, int, bool], Session]
+"""(root of a bundle, threads, whether to prove its files) to a session that has answered once."""
 
 
 def main(argv: Sequence[str], opener: Opener | None = None) -> None:
@@ -35,9 +38,9 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     connection = socket.socket(fileno=int(argv[0]))
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    engines = Engines(opener or _opener(), threads=int(argv[1]))
-    for model, root in enumerate(argv[2:]):
-        _send(connection, engines.open(model, Path(root)))
+    engines = Engines(opener or _opener(), threads=int(argv[1]), again=argv[2] == AGAIN)
+    for model, (root, manifest) in enumerate(zip(argv[3::2], argv[4::2], strict=True)):
+        _send(connection, engines.open(model, Named(root=Path(root), manifest=manifest)))
     while True:
         _send(connection, engines.run(inbox.get()))
 
@@ -51,15 +54,19 @@ def _opener() -> Opener:
 class Engines:
     """The sessions of this process, by the place of their bundle; every failure is an answer."""
 
-    def __init__(self, opener: Opener, *, threads: int = 0) -> None:
+    def __init__(self, opener: Opener, *, threads: int = 0, again: bool = False) -> None:
         self._opener = opener
         self._threads = threads
+        self._again = again
         self._sessions: dict[int, Session] = {}
 
-    def open(self, model: int, root: Path) -> Message:
-        """Open one bundle."""
+    def open(self, model: int, bundle: Named) -> Message:
+        """Open one bundle, if it is the one the front read; one that changes meanwhile is no better."""
         try:
-            self._sessions[model] = self._opener(root, self._threads)
+            bundle.refuse_if_replaced()
+            session = self._opener(bundle.root, self._threads, self._again)
+            bundle.refuse_if_replaced()
+            self._sessions[model] = session
         except Exception as error:
             return _failure(model, error)
         return Message(kind=Kind.READY, number=model)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from alula.core.errors import InputError
+from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
 
@@ -19,10 +20,11 @@ def serve_until_told(options: ServeOptions, on_ready: Callable[[str], None]) -> 
         raise InputError("serve was called outside the main thread, where signals do not arrive")
     with listening(options.host, options.port) as sock:
         # Before anything else is imported here: the engine process loads its own libraries meanwhile.
-        first = EngineProcess.start(options.engine_command, options.bundles, options.threads)
+        bundles = tuple(Named.at(root) for root in options.bundles)
+        first = EngineProcess.start(options.engine_command, bundles, options.threads)
         from alula.serve.running import run_until_told  # noqa: PLC0415 - while the engine process starts
 
-        run_until_told(options, first, sock, on_ready)
+        run_until_told(options, bundles, first, sock, on_ready)
 
 
 @contextlib.contextmanager

@@ -22,10 +22,17 @@ PART = "encoder"
 ALIKE = 0.98
 
 
-def open_bundle(root: Path, threads: int) -> Session:
-    """The session of the bundle's encoder; its files are proved whole by the front meanwhile."""
-    manifest = Manifest.parse(read_json(root / "manifest.json"), root)
-    bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
+def open_bundle(root: Path, threads: int, prove_files: bool) -> Session:
+    """The session of the bundle's encoder.
+
+    At the first start the front proves the files whole while the engine is opened from them here, for the time
+    it saves; the server is ready only once both are done. Later starts prove them here, before anything is opened.
+    """
+    if prove_files:
+        bundle = Bundle.open(root)
+    else:
+        manifest = Manifest.parse(read_json(root / "manifest.json"), root)
+        bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
     engine = local_engine(bundle, PART)
     session = backend(engine.backend).open(engine, threads=threads)
     prove(session, bundle.stored, bundle.model.part(PART), root)
@@ -40,15 +47,29 @@ def prove(session: Session, stored: Stored, part: Part, root: Path) -> None:
     at = size.index(min(size))
     given = session.run(stored.feeds[at])
     for output in part.outputs:
-        likeness = alike(
-            _real(given[output.name], stored.feeds[at], output.shape),
-            _real(stored.outputs[at][output.name], stored.feeds[at], output.shape),
-        )
+        found = _real(given[output.name], stored.feeds[at], output.shape)
+        expected = _real(stored.outputs[at][output.name], stored.feeds[at], output.shape)
+        _refuse_nan(output.name, found, expected, root)
+        likeness = alike(found, expected)
         if not likeness >= ALIKE:
             raise EngineError(
                 f"{root}: on this machine {output.name!r} has cosine {likeness:.4f} to the stored reference, "
                 f"expected at least {ALIKE}; build the bundle again here"
             )
+
+
+def _refuse_nan(name: str, found: Array, expected: Array, root: Path) -> None:
+    """Refuse what no comparison tells anything about, and what to build again here would not cure."""
+    if not np.isfinite(found).all():
+        raise EngineError(
+            f"{root}: the engine gives NaN or infinity for {name!r} on the stored sample; "
+            "build the bundle at another precision: alula build MODEL --precision fp32"
+        )
+    if not np.isfinite(expected).all():
+        raise EngineError(
+            f"{root}: the stored reference has NaN or infinity for {name!r}, so that nothing shows whether the "
+            "engine answers rightly; look into the model's weights"
+        )
 
 
 def alike(given: Array, expected: Array) -> float:

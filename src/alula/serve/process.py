@@ -6,10 +6,13 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from alula.serve.named import Named
 
 LEAVE_S = 5.0
 """How long the process may take to end by itself once nobody talks to it any more."""
+
+FIRST, AGAIN = "first", "again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +23,20 @@ class EngineProcess:
     connection: socket.socket
 
     @classmethod
-    def start(cls, command: Sequence[str], roots: Sequence[Path], threads: int) -> EngineProcess:
-        """Start one, which opens the bundles at once. Its stdout goes to stderr; terminal signals miss it."""
+    def start(
+        cls, command: Sequence[str], bundles: Sequence[Named], threads: int, *, again: bool = False
+    ) -> EngineProcess:
+        """Start one, which opens the bundles at once. Its stdout goes to stderr; terminal signals miss it.
+
+        One that is started `again` proves the bundles whole, since the front did so long ago.
+        """
         ours, theirs = socket.socketpair()
+        arguments = [str(theirs.fileno()), str(threads), AGAIN if again else FIRST]
+        for bundle in bundles:
+            arguments += [str(bundle.root.absolute()), bundle.manifest]
         with theirs:
             process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(threads), *(str(root.absolute()) for root in roots)],
+                [*command, *arguments],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,

@@ -7,9 +7,10 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from alula.serve.front import Front
+from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
 from alula.serve.server import Server
@@ -20,10 +21,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_until_told(
-    options: ServeOptions, first: EngineProcess, sock: socket.socket, on_ready: Callable[[str], None]
+    options: ServeOptions,
+    bundles: Sequence[Named],
+    first: EngineProcess,
+    sock: socket.socket,
+    on_ready: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
-    asyncio.run(_serve(options, first, sock, on_ready))
+    asyncio.run(_serve(options, bundles, first, sock, on_ready))
 
 
 def url_of(sock: socket.socket) -> str:
@@ -33,9 +38,13 @@ def url_of(sock: socket.socket) -> str:
 
 
 async def _serve(
-    options: ServeOptions, first: EngineProcess, sock: socket.socket, on_ready: Callable[[str], None]
+    options: ServeOptions,
+    bundles: Sequence[Named],
+    first: EngineProcess,
+    sock: socket.socket,
+    on_ready: Callable[[str], None],
 ) -> None:
-    server = Server(options, first)
+    server = Server(options, bundles, first)
     with _told_to_stop() as stop:
         try:
             async with Front(server, sock) as front:

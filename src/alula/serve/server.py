@@ -11,6 +11,7 @@ from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
 from alula.serve.metrics import Metrics
+from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
 from alula.serve.service import Catalogue, Gatekeeper, Service
@@ -20,14 +21,17 @@ from alula.serve.supervisor import Supervisor
 class Server:
     """Load, answer, drain, stop: in this order, once."""
 
-    def __init__(self, options: ServeOptions, first: EngineProcess | None = None) -> None:
+    def __init__(
+        self, options: ServeOptions, bundles: Sequence[Named], first: EngineProcess | None = None
+    ) -> None:
         self.options = options
+        self.bundles = tuple(bundles)
         self.metrics = Metrics()
         self.gate = Gatekeeper()
         self.catalogue = Catalogue(services=())
         self.supervisor = Supervisor(
             options.engine_command,
-            options.bundles,
+            self.bundles,
             threads=options.threads,
             run_timeout_s=options.run_timeout_s,
             first=first,
@@ -63,14 +67,14 @@ class Server:
         }
 
     async def load(self) -> None:
-        """Open bundles and tokenizers here while the engine process opens the engines."""
+        """Prove bundles and open tokenizers here while the engine process opens the engines; done once both are."""
         started = asyncio.ensure_future(self.supervisor.start())
         try:
             loop = asyncio.get_running_loop()
             services = await asyncio.gather(
                 *(
-                    loop.run_in_executor(None, self._service, at, path)
-                    for at, path in enumerate(self.options.bundles)
+                    loop.run_in_executor(None, self._service, at, named)
+                    for at, named in enumerate(self.bundles)
                 )
             )
             self.catalogue = Catalogue(services=tuple(services))
@@ -95,11 +99,13 @@ class Server:
         await self.supervisor.stop()
         await self._batchers.aclose()
 
-    def _service(self, at: int, path: Any) -> Service:
-        bundle = Bundle.open(path)
+    def _service(self, at: int, named: Named) -> Service:
+        bundle = Bundle.open(named.root)
         if not bundle.verified and not self.options.unverified:
             raise InputError(_unverified(bundle))
-        return Service(bundle, self._runner(at), self.options, self.metrics.batch)
+        service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
+        named.refuse_if_replaced()
+        return service
 
     def _runner(self, at: int) -> Callable[[Feeds], Awaitable[Feeds]]:
         async def run(feeds: Feeds) -> Feeds:

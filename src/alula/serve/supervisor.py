@@ -8,13 +8,13 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Literal
 
 from alula.core.errors import AlulaError, EngineError
 from alula.core.tensor import Feeds
 from alula.serve import wire
+from alula.serve.named import BundleReplaced, Named
 from alula.serve.process import EngineProcess
 from alula.serve.wire import Kind, Message
 
@@ -34,25 +34,25 @@ class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
 class Supervisor:
     """One engine process with some models in it, kept running.
 
-    `roots` are the bundles in the order of the numbers that `run` takes.
+    `bundles` are in the order of the numbers that `run` takes.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        roots: Sequence[Path],
+        bundles: Sequence[Named],
         *,
         threads: int = 0,
         run_timeout_s: float = 120.0,
         first: EngineProcess | None = None,
     ) -> None:
         self._command = tuple(command)
-        self._roots = tuple(roots)
+        self._bundles = tuple(bundles)
         self._threads = threads
         self._run_timeout_s = run_timeout_s
         self._current = first
         # Below are the numbers under which the models report that they are open.
-        self._number = len(self._roots)
+        self._number = len(self._bundles)
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._sending = asyncio.Lock()
         self._started: deque[float] = deque(maxlen=STARTS)
@@ -126,15 +126,19 @@ class Supervisor:
         except (AlulaError, OSError) as error:
             self.reason = str(error)
             log.error("engine process could not be started: %s", error)  # noqa: TRY400 - the text says it
+            if isinstance(error, BundleReplaced):
+                self.state = "broken"
             await self._end()
             return False
         return True
 
     async def _launch(self) -> None:
-        current = self._current or EngineProcess.start(self._command, self._roots, self._threads)
+        current = self._current or EngineProcess.start(
+            self._command, self._bundles, self._threads, again=bool(self._started)
+        )
         self._current = current
         self._started.append(monotonic())
-        opened = [self._expect(model) for model in range(len(self._roots))]
+        opened = [self._expect(model) for model in range(len(self._bundles))]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
         for answer in await asyncio.gather(*opened):
             _unless_failed(answer)

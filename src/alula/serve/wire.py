@@ -17,6 +17,7 @@ import numpy as np
 
 from alula.core.errors import EngineError, InputError, RunError
 from alula.core.tensor import Array, Feeds
+from alula.serve.named import BundleReplaced
 
 MAGIC = b"ALUL"
 VERSION = 1
@@ -24,6 +25,12 @@ HEADER = struct.Struct("<4sBBHQIQ")
 MAX_META = 1 << 20
 MAX_PAYLOAD = 1 << 32
 DTYPES = frozenset({"int64", "int32", "float32", "float64", "bool", "uint8", "int8"})
+
+ERRORS: dict[str, type[InputError | EngineError]] = {
+    "input": InputError,
+    "run": RunError,
+    "replaced": BundleReplaced,
+}
 
 
 class Kind(IntEnum):
@@ -100,7 +107,7 @@ def unpack(envelope: Envelope, body: bytearray) -> Message:
 
 def failure(number: int, error: BaseException) -> Message:
     """An error as a message that keeps who can act on it."""
-    kind = "input" if isinstance(error, InputError) else "run" if isinstance(error, RunError) else "engine"
+    kind = next((word for word, known in ERRORS.items() if isinstance(error, known)), "engine")
     known = isinstance(error, InputError | EngineError)
     text = str(error) if known else f"{type(error).__name__}: {error}"
     return Message(kind=Kind.FAILED, number=number, meta={"error": kind, "message": text})
@@ -108,5 +115,4 @@ def failure(number: int, error: BaseException) -> Message:
 
 def error_of(message: Message) -> InputError | EngineError:
     """The error that `failure` described."""
-    kinds: dict[str, type[InputError | EngineError]] = {"input": InputError, "run": RunError}
-    return kinds.get(message.meta["error"], EngineError)(message.meta["message"])
+    return ERRORS.get(message.meta["error"], EngineError)(message.meta["message"])
