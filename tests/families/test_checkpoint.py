@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from alula.core.errors import InputError
-from alula.families import open_checkpoint
+from alula.families import locate, open_checkpoint, refuse_without_tokenizer
 from alula.families.weights import read_weights
 
 CONFIG = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8}
@@ -199,3 +199,35 @@ def test_without_a_network_a_hub_id_is_refused_with_what_to_do(tmp_path: Path) -
 def test_an_id_the_hub_cannot_have_is_refused() -> None:
     with pytest.raises(InputError, match=r"fetching 'not an id!' at 'main' from the hub failed"):
         open_checkpoint("not an id!")
+
+
+@pytest.mark.parametrize("model", ["", " "])
+def test_an_empty_name_is_not_the_working_folder(
+    model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=r"^the model's name is empty; expected a folder or a hub id$"):
+        open_checkpoint(model)
+
+
+def test_a_checkpoint_is_located_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert locate("empty") == tmp_path / "empty"
+    with pytest.raises(InputError, match=r"^no folder \./nowhere$"):
+        locate("./nowhere")
+
+
+def test_a_folder_whose_name_cannot_be_printed_gives_a_name_that_can(folder: Path) -> None:
+    odd = folder.with_name("a\nb\udcff c")
+    folder.rename(odd)
+    assert open_checkpoint(str(odd)).name == "a_b_ c"
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_with_the_cure(folder: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"^small has no tokenizer.json, .* use_fast=True.* with --no-tokenizer$"
+    ):
+        refuse_without_tokenizer("small", folder)
+    (folder / "tokenizer.json").write_text("{}")
+    refuse_without_tokenizer("small", folder)

@@ -192,6 +192,16 @@ def test_missing_weights_are_refused_by_name(newer: Traced) -> None:
         traced.write(newer.checkpoint, spec, "encoder", 23)
 
 
+def test_an_architecture_that_transformers_does_not_know_is_refused_in_one_line(
+    newer: Traced, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonesuch", "architectures": ["NonesuchModel"]}')
+    checkpoint = replace(newer.checkpoint, root=tmp_path)
+    with pytest.raises(InputError, match=r"^transformers cannot load .*`nonesuch`.*$") as refused:
+        traced.write(checkpoint, newer.spec, "encoder", 23)
+    assert len(str(refused.value).splitlines()) == 1
+
+
 def in_openvino(model: ir.Model, feeds: Mapping[str, Any]) -> Floats:
     import openvino  # noqa: PLC0415 - slow to import, and needed once
 

@@ -24,6 +24,8 @@ _SETTINGS = (
 _FETCHED = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors")
 _NOT_FETCHED = ("onnx/*", "openvino/*", "checkpoint-*")
 _BLOCK = 1 << 20
+
+TOKENIZER = "tokenizer.json"
 _HUB_ANSWERS_WITHIN_S = 5.0
 
 
@@ -40,18 +42,52 @@ class Checkpoint:
 
 def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
     """Find a checkpoint by folder or hub id, and check that its files are whole."""
+    root = locate(model, revision)
+    if _is_folder(model):
+        return _read(root, _shown(root.resolve().name), "local")
+    # The hub's cache names a snapshot by its commit.
+    return _read(root, model, root.name)
+
+
+def locate(model: str, revision: str = "main") -> Path:
+    """The folder of a checkpoint, fetched if it is a hub id; nothing in it is read."""
+    if not model.strip():
+        raise InputError("the model's name is empty; expected a folder or a hub id")
     folder = Path(model).expanduser().absolute()
-    if folder.is_dir():
+    if _is_folder(model):
         if revision != "main":
             raise InputError(f"{model} is a local folder, which has no revision {revision!r}")
-        return _read(folder, folder.resolve().name, "local")
+        return folder
     if folder.is_file():
         raise InputError(f"{model} is a file, expected the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
         raise InputError(f"no folder {model}")
-    root = _fetch(model, revision)
-    # The hub's cache names a snapshot by its commit.
-    return _read(root, model, root.name)
+    return _fetch(model, revision)
+
+
+def refuse_without_tokenizer(model: str, root: Path) -> None:
+    """Refuse a checkpoint that gives no texts a meaning; a folder that is no checkpoint is for others to refuse."""
+    if (root / "config.json").is_file() and not (root / TOKENIZER).is_file():
+        raise InputError(
+            f"{model} has no {TOKENIZER}, without which a bundle cannot take texts; make one with transformers: "
+            f"python -c \"import transformers as t; t.AutoTokenizer.from_pretrained('{model}', use_fast=True)"
+            ".save_pretrained('FOLDER')\", and copy it beside config.json; "
+            "or build for token ids alone with --no-tokenizer"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says, without the advice that follows it."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _is_folder(model: str) -> bool:
+    return Path(model).expanduser().is_dir()
+
+
+def _shown(name: str) -> str:
+    """A folder's name as the name of a model: what cannot be printed, or sent as JSON, is replaced."""
+    return "".join(letter if letter.isprintable() else "_" for letter in name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,12 +127,20 @@ def _read(root: Path, name: str, revision: str) -> Checkpoint:
 
 
 def _conversion(source: str, config: Mapping[str, Any]) -> str:
-    architecture = (config.get("architectures") or ["AutoModel"])[0]
+    architecture = architecture_of(config) or "AutoModel"
     return (
         "where its weights are in pytorch_model.bin, convert them once with torch and transformers installed: "
         f"python -c \"import transformers as t; t.{architecture}.from_pretrained('{source}').save_pretrained('NEW')\", "
         "copy its tokenizer files to NEW, and give NEW"
     )
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The class of transformers that the checkpoint was saved from; empty where config.json does not say."""
+    named = config.get("architectures") or []
+    if not isinstance(named, list):
+        raise InputError(f"config.json: architectures is {type(named).__name__}, expected a list of names")
+    return str(named[0]) if named else ""
 
 
 def _fetch(model: str, revision: str) -> Path:
@@ -122,9 +166,8 @@ def _fetch(model: str, revision: str) -> Path:
 
 
 def _not_fetched(model: str, revision: str, error: Exception) -> InputError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return InputError(
-        f"no folder {model}, and fetching {model!r} at {revision!r} from the hub failed: {first}; "
+        f"no folder {model}, and fetching {model!r} at {revision!r} from the hub failed: {first_line(error)}; "
         "check the id, its revision and the network, log in if the model is gated, or give a local folder"
     )
 

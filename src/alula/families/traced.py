@@ -23,7 +23,7 @@ from alula.core.errors import CompileError, InputError, MissingExtraError
 from alula.core.model import ModelSpec, Part
 from alula.families import pooling
 from alula.families.builder import Builder, graph_input
-from alula.families.checkpoint import Checkpoint
+from alula.families.checkpoint import Checkpoint, first_line
 from alula.families.sentence import read_embedding
 
 try:
@@ -87,7 +87,7 @@ def _load(checkpoint: Checkpoint, task: str) -> torch.nn.Module:
                 checkpoint.root, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"transformers cannot load {checkpoint.root}: {error}") from error
+        raise InputError(f"transformers cannot load {checkpoint.root}: {first_line(error)}") from error
     missing = [
         key for key in info["missing_keys"] if not (task == "embeddings" and key.startswith("pooler."))
     ]
@@ -115,7 +115,9 @@ def _trace(model: torch.nn.Module, part: Part, wanted: tuple[str, ...], opset: i
                 verbose=False,
             )
     except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
-        raise CompileError(f"PyTorch cannot trace {type(model).__name__}: {error}") from error
+        # What the exporter says is pages of advice; the cause says what is wrong with the model.
+        why = first_line(error.__cause__ or error)
+        raise CompileError(f"PyTorch cannot trace {type(model).__name__}: {why}") from error
     assert program is not None
     traced: ir.Model = program.model
     if (found := traced.opset_imports[""]) != opset:
