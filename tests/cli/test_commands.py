@@ -255,8 +255,8 @@ def planted(tmp_path: Path, file: str, right: str, wrong: str) -> Path:
     [
         (
             "families/layers.py",
-            "q, k, v = (linear(b, x, name) for name in (at.query, at.key, at.value))",
-            "q, k, v = (linear(b, x, name) for name in (at.key, at.query, at.value))",
+            "q, k, v = (linear(b, x, name, s.square) for name in (at.query, at.key, at.value))",
+            "q, k, v = (linear(b, x, name, s.square) for name in (at.key, at.query, at.value))",
         ),
         ("families/layers.py", "MASKED = -10000.0", "MASKED = 0.0"),
     ],
@@ -291,9 +291,9 @@ def test_a_transposed_weight_in_the_writer_fails_the_gate_without_torch(
     sources = planted(
         tmp_path,
         "families/layers.py",
-        'y = b.op("MatMul", x, b.weight(f"{name}.weight", head=head, transposed=True), path=name)',
+        'y = b.op("MatMul", x, b.weight(f"{name}.weight", *size, head=head, transposed=True), path=name)',
         'turned = not name.endswith("0.attention.output.dense")\n'
-        '    y = b.op("MatMul", x, b.weight(f"{name}.weight", head=head, transposed=turned), path=name)',
+        '    y = b.op("MatMul", x, b.weight(f"{name}.weight", *size, head=head, transposed=turned), path=name)',
     )
     done = run(
         "build",

@@ -194,6 +194,22 @@ def changed(folder: Path, **changes: object) -> Path:
         ),
         ({"vocab_size": 49}, r"word_embeddings.weight has 50 rows, config.json says 49 \(vocab_size\)"),
         ({"max_position_embeddings": 99}, r"position_embeddings.weight has 64 rows, config.json says 99"),
+        (
+            {"hidden_size": 64},
+            r"^embeddings.position_embeddings.weight is 64 x 32, its config.json calls for 64 x 64$",
+        ),
+        (
+            {"intermediate_size": 96},
+            r"^encoder.layer.0.intermediate.dense.weight is 128 x 32, its config.json calls for 96 x 32$",
+        ),
+        (
+            {"type_vocab_size": 3},
+            r"^embeddings.token_type_embeddings.weight is 2 x 32, its config.json calls for 3 x 32$",
+        ),
+        (
+            {"type_vocab_size": 1},
+            r"^embeddings.token_type_embeddings.weight is 2 x 32, its config.json calls for 1 x 32$",
+        ),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_weights_is_refused(
@@ -201,6 +217,55 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=text):
         written(changed(make(tmp_path), **changes))
+
+
+@pytest.mark.parametrize(
+    ("weight", "shape", "text"),
+    [
+        (
+            "bert.encoder.layer.1.output.dense.bias",
+            (1,),
+            r"^encoder.layer.1.output.dense.bias is 1, .* calls for 32$",
+        ),
+        ("bert.encoder.layer.0.output.LayerNorm.weight", (), "is a single number, .* calls for 32$"),
+        (
+            "bert.encoder.layer.1.attention.self.key.weight",
+            (32, 64),
+            "key.weight is 32 x 64, .* calls for 32 x 32$",
+        ),
+        (
+            "bert.encoder.layer.1.output.dense.weight",
+            (32, 64),
+            "dense.weight is 32 x 64, .* calls for 32 x 128$",
+        ),
+        (
+            "bert.embeddings.word_embeddings.weight",
+            (50, 8),
+            "weight is 50 x 8, its config.json calls for 50 x 32$",
+        ),
+        (
+            "bert.embeddings.word_embeddings.weight",
+            (),
+            "word_embeddings.weight has 0 rows, config.json says 50",
+        ),
+        ("bert.pooler.dense.weight", (32, 16), "pooler.dense.weight is 32 x 16, .* calls for 32 x 32$"),
+        ("classifier.weight", (3, 31), "classifier.weight is 3 x 31, its config.json calls for 3 x 32$"),
+    ],
+)
+def test_a_weight_of_another_shape_than_the_settings_call_for_is_refused(
+    tmp_path: Path, weight: str, shape: tuple[int, ...], text: str
+) -> None:
+    make(tmp_path)
+    tensors = importlib.import_module("safetensors.numpy").load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, weight: np.zeros(shape, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=text):
+        written(tmp_path)
+
+
+def test_embeddings_of_electra_have_the_size_its_settings_name(tmp_path: Path) -> None:
+    written(changed(make(tmp_path, "electra"), embedding_size=32), "embeddings")
+    with pytest.raises(InputError, match=r"^embeddings.position_embeddings.weight is 64 x 32, .* 64 x 16$"):
+        written(changed(tmp_path, embedding_size=16), "embeddings")
 
 
 SAVE = """

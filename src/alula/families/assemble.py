@@ -38,17 +38,19 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
     inputs = Inputs(
         ids=values["input_ids"], mask=values["attention_mask"], types=values.get("token_type_ids")
     )
-    states = family.encode(b, inputs, read_settings(spec.family, checkpoint.config))
+    settings = read_settings(spec.family, checkpoint.config)
+    states = family.encode(b, inputs, settings)
     layer = head_layer(spec.family, spec.task)
     outputs: tuple[ir.Value, ...]
     if spec.task == "embeddings":
         outputs = (_embedding(b, checkpoint, spec, states, inputs.mask),)
     elif spec.task == "question-answering":
-        outputs = _ends(b, states, layer)
+        outputs = _ends(b, states, layer, settings.hidden)
     elif spec.task == "token-classification":
-        outputs = (_logits(b, states, layer, len(spec.labels)),)
+        outputs = (_logits(b, states, layer, len(spec.labels), settings.hidden),)
     else:
-        outputs = (_logits(b, family.summarize(b, states), layer, len(spec.labels)),)
+        summary = family.summarize(b, states, settings)
+        outputs = (_logits(b, summary, layer, len(spec.labels), settings.hidden),)
     named = [b.rename(value, tensor) for value, tensor in zip(outputs, part.outputs, strict=True)]
     return b.model(list(values.values()), named, part_name, opset)
 
@@ -62,14 +64,14 @@ def _embedding(
     return pooling.normalize(b, x) if spec.normalize else x
 
 
-def _ends(b: Builder, states: ir.Value, layer: str) -> tuple[ir.Value, ...]:
+def _ends(b: Builder, states: ir.Value, layer: str, hidden: int) -> tuple[ir.Value, ...]:
     """Start and end logits."""
     b.require_rows(f"{layer}.weight", 2, "start and end", head=True)
-    both = linear(b, states, layer, head=True)
+    both = linear(b, states, layer, (2, hidden), head=True)
     ends = b.ops("Split", both, path=layer, outputs=2, axis=-1, num_outputs=2)
     return tuple(b.op("Squeeze", end, b.ints(-1), path=layer) for end in ends)
 
 
-def _logits(b: Builder, states: ir.Value, layer: str, labels: int) -> ir.Value:
+def _logits(b: Builder, states: ir.Value, layer: str, labels: int, hidden: int) -> ir.Value:
     b.require_rows(f"{layer}.weight", labels, "the number of labels", head=True)
-    return linear(b, states, layer, head=True)
+    return linear(b, states, layer, (labels, hidden), head=True)

@@ -42,10 +42,10 @@ def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
 
 
-def summarize(b: Builder, states: ir.Value) -> ir.Value:
+def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:
     """The pooler."""
     first = first_token(b, states, "pooler")
-    return b.op("Tanh", linear(b, first, "pooler.dense"), path="pooler")
+    return b.op("Tanh", linear(b, first, "pooler.dense", s.square), path="pooler")
 
 
 FAMILY = Family(prefix="bert.", encode=encode, summarize=summarize)

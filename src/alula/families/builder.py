@@ -58,12 +58,19 @@ class Builder:
 
     def require_rows(self, name: str, expected: int, what: str, *, head: bool = False) -> None:
         """Refuse a weight whose size is not what config.json says."""
-        found = self.shape(name, head=head)[0]
+        found = next(iter(self.shape(name, head=head)), 0)
         if found != expected:
             raise InputError(f"{name} has {found} rows, config.json says {expected} ({what})")
 
-    def weight(self, name: str, *, head: bool = False, transposed: bool = False) -> ir.Value:
+    def require(self, name: str, *expected: int, head: bool = False) -> None:
+        """Refuse a weight whose shape is not what the settings call for."""
+        found = self.shape(name, head=head)
+        if found != expected:
+            raise InputError(f"{name} is {_sizes(found)}, its config.json calls for {_sizes(expected)}")
+
+    def weight(self, name: str, *expected: int, head: bool = False, transposed: bool = False) -> ir.Value:
         """A weight of the encoder, or of a head beside it; asked for twice, it is stored once."""
+        self.require(name, *expected, head=head)
         source = self._weights[self._find(name, head=head)]
         if not transposed:
             return self.lazy(name, source.shape, source.read)
@@ -156,6 +163,10 @@ def graph_input(spec: TensorSpec) -> ir.Value:
     return ir.Value(
         name=spec.name, type=ir.TensorType(ir.DataType[_ONNX[spec.dtype]]), shape=ir.Shape(spec.shape)
     )
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
 
 
 def _initializer(name: str, shape: tuple[int, ...], tensor: ir.TensorProtocol) -> ir.Value:

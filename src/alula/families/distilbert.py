@@ -42,10 +42,10 @@ def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
 
 
-def summarize(b: Builder, states: ir.Value) -> ir.Value:
+def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:
     """The first layer of the classification head."""
     first = first_token(b, states, "pre_classifier")
-    return b.op("Relu", linear(b, first, "pre_classifier", head=True), path="pre_classifier")
+    return b.op("Relu", linear(b, first, "pre_classifier", s.square, head=True), path="pre_classifier")
 
 
 FAMILY = Family(prefix="distilbert.", encode=encode, summarize=summarize)

@@ -8,6 +8,7 @@ from alula.families.bert import LAYERS
 from alula.families.builder import Builder
 from alula.families.family import Family
 from alula.families.layers import (
+    WORDS,
     Inputs,
     activation,
     additive_mask,
@@ -25,17 +26,18 @@ from alula.families.settings import Settings
 def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     """Token ids to token states."""
     length = length_of(b, inputs.ids)
-    positions = rows(b, position_table(b, s), length, "embeddings.position_embeddings")
-    x = embed(b, inputs, positions, s)
-    if b.has("embeddings_project.weight"):
-        x = linear(b, x, "embeddings_project")
+    size = s.embedding or next(iter(b.shape(WORDS)[1:]), 0)
+    positions = rows(b, position_table(b, s, size), length, "embeddings.position_embeddings")
+    x = embed(b, inputs, positions, s, size)
+    if size != s.hidden:
+        x = linear(b, x, "embeddings_project", (s.hidden, size))
     return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
 
 
-def summarize(b: Builder, states: ir.Value) -> ir.Value:
+def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:
     """The first layer of the classification head; its GELU does not depend on hidden_act."""
     first = first_token(b, states, "classifier")
-    return activation(b, linear(b, first, "classifier.dense", head=True), "gelu", "classifier")
+    return activation(b, linear(b, first, "classifier.dense", s.square, head=True), "gelu", "classifier")
 
 
 FAMILY = Family(prefix="electra.", encode=encode, summarize=summarize)

@@ -22,4 +22,4 @@ class Family:
 
     prefix: str
     encode: Callable[[Builder, Inputs, Settings], ir.Value]
-    summarize: Callable[[Builder, ir.Value], ir.Value]
+    summarize: Callable[[Builder, ir.Value, Settings], ir.Value]

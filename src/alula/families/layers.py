@@ -46,15 +46,15 @@ class LayerNames:
         return LayerNames(path=path, **parts)
 
 
-def linear(b: Builder, x: ir.Value, name: str, *, head: bool = False) -> ir.Value:
-    """Compute x W^T + b, with the checkpoint's [out, in] weight stored the other way round."""
-    y = b.op("MatMul", x, b.weight(f"{name}.weight", head=head, transposed=True), path=name)
-    return b.op("Add", y, b.weight(f"{name}.bias", head=head), path=name)
+def linear(b: Builder, x: ir.Value, name: str, size: tuple[int, int], *, head: bool = False) -> ir.Value:
+    """Compute x W^T + b, with the checkpoint's weight of `size`, [out, in], stored the other way round."""
+    y = b.op("MatMul", x, b.weight(f"{name}.weight", *size, head=head, transposed=True), path=name)
+    return b.op("Add", y, b.weight(f"{name}.bias", size[0], head=head), path=name)
 
 
-def norm(b: Builder, x: ir.Value, name: str, epsilon: float) -> ir.Value:
+def norm(b: Builder, x: ir.Value, name: str, size: int, epsilon: float) -> ir.Value:
     """Layer normalisation over the last axis."""
-    scale, bias = b.weight(f"{name}.weight"), b.weight(f"{name}.bias")
+    scale, bias = b.weight(f"{name}.weight", size), b.weight(f"{name}.bias", size)
     return b.op("LayerNormalization", x, scale, bias, path=name, axis=-1, epsilon=epsilon)
 
 
@@ -89,27 +89,34 @@ def padded_positions(b: Builder, ids: ir.Value, pad_id: int, path: str) -> ir.Va
     return b.op("Add", number, b.index(pad_id), path=path)
 
 
-def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings) -> ir.Value:
-    """Word, position and (where there are several) token type embeddings, normalised."""
-    path = "embeddings.word_embeddings"
-    b.require_rows(f"{path}.weight", s.vocab, "vocab_size")
-    total = b.op("Gather", b.weight(f"{path}.weight"), inputs.ids, path=path)
+WORDS = "embeddings.word_embeddings.weight"
+TYPES = "embeddings.token_type_embeddings.weight"
+
+
+def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings, size: int | None = None) -> ir.Value:
+    """Word, position and (where there are several) token type embeddings, of the hidden size or another, normalised."""
+    size = size or s.hidden
+    b.require_rows(WORDS, s.vocab, "vocab_size")
+    words = b.weight(WORDS, s.vocab, size)
+    total = b.op("Gather", words, inputs.ids, path="embeddings.word_embeddings")
     total = b.op("Add", total, positions, path="embeddings")
     if inputs.types is not None:
-        path = "embeddings.token_type_embeddings"
-        types = b.op("Gather", b.weight(f"{path}.weight"), inputs.types, path=path)
+        table = b.weight(TYPES, s.types, size)
+        types = b.op("Gather", table, inputs.types, path="embeddings.token_type_embeddings")
         total = b.op("Add", total, types, path="embeddings")
-    return norm(b, total, "embeddings.LayerNorm", s.epsilon)
+    return norm(b, total, "embeddings.LayerNorm", size, s.epsilon)
 
 
-def position_table(b: Builder, s: Settings) -> ir.Value:
+def position_table(b: Builder, s: Settings, size: int | None = None) -> ir.Value:
     """The position embeddings; a token type that is the only one is added to every position here, once."""
     name = "embeddings.position_embeddings.weight"
-    only_type = "embeddings.token_type_embeddings.weight"
+    shape = (s.positions, size or s.hidden)
     b.require_rows(name, s.positions, "max_position_embeddings")
     if s.types != 1:
-        return b.weight(name)
-    return b.lazy(name, b.shape(name), lambda: b.read(name) + b.read(only_type))
+        return b.weight(name, *shape)
+    b.require(name, *shape)
+    b.require(TYPES, 1, shape[1])
+    return b.lazy(name, shape, lambda: b.read(name) + b.read(TYPES))
 
 
 def layers(b: Builder, x: ir.Value, mask: ir.Value, names: LayerNames, s: Settings) -> ir.Value:
@@ -123,12 +130,15 @@ def _layer(b: Builder, x: ir.Value, mask: ir.Value, at: LayerNames, s: Settings)
     # Three products, no slower than one over joined weights and a Split, which would save 36 of BERT-base's 240 nodes:
     # MiniLM, 2 threads, interleaved medians in ms, three / one: ONNX Runtime fp32 1x128 34 / 34, 8x128 209 / 209;
     # OpenVINO fp32 54 / 55, 259 / 283; OpenVINO bf16 with AMX 1x128 5.10 / 5.25.
-    q, k, v = (linear(b, x, name) for name in (at.query, at.key, at.value))
+    q, k, v = (linear(b, x, name, s.square) for name in (at.query, at.key, at.value))
     heads = {"q_num_heads": s.heads, "kv_num_heads": s.heads}
-    context = linear(b, b.op("Attention", q, k, v, mask, path=at.attention, **heads), at.output)
-    x = norm(b, b.op("Add", context, x, path=at.attention_norm), at.attention_norm, s.epsilon)
-    wide = activation(b, linear(b, x, at.expand), s.activation, at.expand)
-    return norm(b, b.op("Add", linear(b, wide, at.contract), x, path=at.norm), at.norm, s.epsilon)
+    context = linear(b, b.op("Attention", q, k, v, mask, path=at.attention, **heads), at.output, s.square)
+    total = b.op("Add", context, x, path=at.attention_norm)
+    x = norm(b, total, at.attention_norm, s.hidden, s.epsilon)
+    size = s.intermediate or next(iter(b.shape(f"{at.expand}.weight")), 0)
+    wide = activation(b, linear(b, x, at.expand, (size, s.hidden)), s.activation, at.expand)
+    total = b.op("Add", linear(b, wide, at.contract, (s.hidden, size)), x, path=at.norm)
+    return norm(b, total, at.norm, s.hidden, s.epsilon)
 
 
 def first_token(b: Builder, x: ir.Value, path: str) -> ir.Value:

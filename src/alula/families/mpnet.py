@@ -64,14 +64,14 @@ def distance_bias(b: Builder, length: ir.Value, s: Settings) -> ir.Value:
     """
     path, tokens = "encoder.relative_attention_bias", s.tokens
     name = f"{path}.weight"
-    if b.shape(name)[0] < BUCKETS:
-        raise InputError(
-            f"relative_attention_num_buckets is {b.shape(name)[0]}; MPNet looks {BUCKETS} buckets up"
-        )
+    buckets = next(iter(b.shape(name)), 0)
+    if buckets < BUCKETS:
+        raise InputError(f"relative_attention_num_buckets is {buckets}; MPNet looks {BUCKETS} buckets up")
+    b.require(name, buckets, s.heads)
 
     def by_distance() -> Floats:
-        buckets = b.read(name)[bucket(np.arange(1 - tokens, tokens))]
-        return np.ascontiguousarray(buckets.T)
+        biases = b.read(name)[bucket(np.arange(1 - tokens, tokens))]
+        return np.ascontiguousarray(biases.T)
 
     table = b.lazy(f"{path}.by_distance", (s.heads, 2 * tokens - 1), by_distance)
     place = rows(b, b.count("places", tokens), length, path)

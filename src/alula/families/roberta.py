@@ -30,10 +30,10 @@ def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     return layers(b, x, additive_mask(b, inputs.mask, length_of(b, inputs.ids)), LAYERS, s)
 
 
-def summarize(b: Builder, states: ir.Value) -> ir.Value:
+def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:
     """The first layer of the classification head, which MPNet shares."""
     first = first_token(b, states, "classifier")
-    return b.op("Tanh", linear(b, first, "classifier.dense", head=True), path="classifier")
+    return b.op("Tanh", linear(b, first, "classifier.dense", s.square, head=True), path="classifier")
 
 
 FAMILY = Family(prefix="roberta.", encode=encode, summarize=summarize)

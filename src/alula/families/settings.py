@@ -28,6 +28,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _FIXED: Mapping[str, Mapping[str, Any]] = {
     "mpnet": {"type_vocab_size": 0},
     "distilbert": {"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+    "traced": {"intermediate_size": None, "embedding_size": None},
 }
 _RENAMED: Mapping[str, Mapping[str, str]] = {
     "distilbert": {
@@ -35,8 +36,13 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
         "n_heads": "num_attention_heads",
         "n_layers": "num_hidden_layers",
         "activation": "hidden_act",
+        "hidden_dim": "intermediate_size",
     },
 }
+_AT_LEAST_ONE = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"),
+    *("intermediate_size", "embedding_size"),
+)
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": (None, "absolute"),
     "is_decoder": (None, False),
@@ -54,7 +60,10 @@ _PADDED_POSITIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Sizes and choices; `tokens` is how many of `positions` a text can use."""
+    """Sizes and choices; `tokens` is how many of `positions` a text can use.
+
+    `intermediate` and `embedding` are None where config.json does not say: the weights do then.
+    """
 
     hidden: int
     layers: int
@@ -66,6 +75,13 @@ class Settings:
     types: int
     vocab: int
     pad_id: int
+    intermediate: int | None
+    embedding: int | None
+
+    @property
+    def square(self) -> tuple[int, int]:
+        """The size of a layer from token states to as many features."""
+        return self.hidden, self.hidden
 
 
 def read_settings(family: str, config: Mapping[str, Any]) -> Settings:
@@ -87,7 +103,14 @@ def read_settings(family: str, config: Mapping[str, Any]) -> Settings:
 
 
 def _parse(raw: Mapping[str, Any], skipped: int) -> Settings:
+    for key in _AT_LEAST_ONE:
+        if (size := _size(raw, key)) is not None and size < 1:
+            raise ManifestError(f"is {size}, expected at least 1", key)
     positions = get(raw, int, "max_position_embeddings")
+    if positions <= skipped:
+        raise ManifestError(
+            f"is {positions}, of which no text can use the first {skipped}", "max_position_embeddings"
+        )
     return Settings(
         hidden=get(raw, int, "hidden_size"),
         layers=get(raw, int, "num_hidden_layers"),
@@ -99,7 +122,13 @@ def _parse(raw: Mapping[str, Any], skipped: int) -> Settings:
         types=get(raw, int, "type_vocab_size"),
         vocab=get(raw, int, "vocab_size"),
         pad_id=get(raw, int, "pad_token_id"),
+        intermediate=_size(raw, "intermediate_size"),
+        embedding=_size(raw, "embedding_size"),
     )
+
+
+def _size(raw: Mapping[str, Any], key: str) -> int | None:
+    return None if raw.get(key) is None else get(raw, int, key)
 
 
 def _positions_skipped(family: str, config: Mapping[str, Any], pad_id: int) -> int:

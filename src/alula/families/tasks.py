@@ -9,7 +9,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Dim, TensorSpec
 from alula.core.words import TASKS, choice
-from alula.families.checkpoint import Checkpoint
+from alula.families.checkpoint import Checkpoint, architecture_of
 from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
 from alula.families.settings import Settings, read_settings
 from alula.families.weights import read_weights
@@ -31,6 +31,7 @@ _TASK_BY_ENDING: Mapping[str, str] = {
     "ForQuestionAnswering": "question-answering",
     "Model": "embeddings",
 }
+_MOST_LABELS = 1 << 20
 _CELLS: tuple[Dim, ...] = ("batch", "length")
 # Traced, such a model would keep the image size of the trace: its positions are a table of that many patches.
 _NOT_TEXT: Mapping[str, str] = {
@@ -75,7 +76,7 @@ def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | Non
         name=checkpoint.name,
         digest=checkpoint.digest,
         revision=checkpoint.revision,
-        architecture=_architecture(config) or _model_type(config),
+        architecture=architecture_of(config) or _model_type(config),
         family=family,
         task=chosen,
         parts=(
@@ -104,7 +105,7 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 def _check_text(config: Mapping[str, Any]) -> None:
     """Refuse a model that reads something else than text, or writes it."""
-    named = _architecture(config) or _model_type(config)
+    named = architecture_of(config) or _model_type(config)
     if config.get("is_encoder_decoder"):
         raise InputError(
             f"{named} (model type {_model_type(config)!r}) is an encoder with a decoder that writes text; "
@@ -120,12 +121,8 @@ def _check_text(config: Mapping[str, Any]) -> None:
         )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    return str((config.get("architectures") or [""])[0])
-
-
 def _task(checkpoint: Checkpoint, labels: tuple[str, ...]) -> str:
-    architecture = _architecture(checkpoint.config)
+    architecture = architecture_of(checkpoint.config)
     for ending, task in _TASK_BY_ENDING.items():
         if architecture.endswith(ending):
             return "reranking" if task == "sequence-classification" and len(labels) == 1 else task
@@ -138,7 +135,10 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Labels in the order of their ids; transformers means two where nothing is said."""
     named = config.get("id2label")
     if not named:
-        return tuple(f"LABEL_{index}" for index in range(config.get("num_labels") or 2))
+        count = config.get("num_labels") or 2
+        if type(count) is not int or not 1 <= count <= _MOST_LABELS:
+            raise InputError(f"config.json: num_labels is {count!r}, expected 1..{_MOST_LABELS}")
+        return tuple(f"LABEL_{index}" for index in range(count))
     try:
         by_id = {int(key): str(label) for key, label in named.items()}
     except (ValueError, AttributeError) as error:
@@ -160,7 +160,7 @@ def _check_head(checkpoint: Checkpoint, family: str, task: str, labels: tuple[st
     if head and f"{head}.weight" not in read_weights(checkpoint.root):
         raise InputError(
             f"task {task} needs the layer {head!r}, which the weights of {checkpoint.name} "
-            f"({_architecture(checkpoint.config) or 'no architecture named'}) do not have"
+            f"({architecture_of(checkpoint.config) or 'no architecture named'}) do not have"
         )
 
 
