@@ -187,8 +187,10 @@ def test_the_order_of_neighbours_is_judged_where_pairs_are_given(vectors: Floats
 
 def test_second_texts_that_are_the_same_may_stand_for_one_another(vectors: Floats) -> None:
     expected = np.concatenate([vectors[:3], vectors[:1], vectors[:1], vectors[1:2]])
+    expected[4] = turned(expected, 1e-7)[4]
     given = expected.copy()
     given[3] = turned(expected, 1e-4)[3]
+    given[4] = turned(expected, 5e-5)[4]
     verdicts = judge(
         [answer({"embedding": expected}, {"embedding": given})],
         spec_of("embeddings"),
@@ -228,6 +230,7 @@ def test_classes_are_judged_by_the_share_of_texts_with_another_label() -> None:
 
 def test_several_labels_disagree_where_any_of_them_does() -> None:
     expected = np.full((10, 4), -1.0)
+    expected[:, 0] = 2.0
     given = expected.copy()
     given[3, 2] = 1.0
     spec = spec_of("sequence-classification", labels=4, activation="sigmoid")
@@ -250,6 +253,20 @@ def test_scores_are_judged_by_their_order(task: str, labels: int) -> None:
     assert swapped.check.worst == pytest.approx(1 / 190)
     (constant,) = judge([answer({"logits": expected}, {"logits": 0 * given})], spec, BUDGET, "pytorch")
     assert constant.check.worst == 1.0
+
+
+def test_of_two_labels_the_odds_of_the_last_one_are_the_score() -> None:
+    expected, given = np.zeros((5, 2)), np.zeros((5, 2))
+    expected[:, 0] = -100.0 * np.arange(5)
+    given[:, 1] = np.arange(5)
+    (same,) = judge(
+        [answer({"logits": expected}, {"logits": given})], spec_of("reranking", 2), BUDGET, "pytorch"
+    )
+    assert same.check.worst == 0.0
+    (other,) = judge(
+        [answer({"logits": expected}, {"logits": -given})], spec_of("reranking", 2), BUDGET, "pytorch"
+    )
+    assert other.check.worst == 1.0
 
 
 def test_tokens_are_judged_and_padding_is_not() -> None:
