@@ -143,10 +143,12 @@ def make_bundle(
 
 
 SERVE = """
-import json, sys
+import json, os, resource, sys
 from pathlib import Path
 from alula.core.errors import AlulaError
 from alula.serve import ServeOptions, serve
+if files := os.environ.get("SERVED_OPEN_FILES"):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), int(files)))
 given = json.loads(sys.argv[1])
 for key in ("bundles", "engine_command"):
     given[key] = tuple(map(Path if key == "bundles" else str, given[key]))

@@ -195,13 +195,16 @@ def test_a_stopped_server_finishes_what_it_admitted(
 
 def test_what_takes_longer_than_the_grace_time_is_cut_off(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]], grace_s=0.2) as server:
+        answers: list[httpx.Response] = []
         engine = server.engine_pid()
-        asking = later(server, "hang", [])
+        asking = later(server, "hang", answers)
         wait_until(lambda: metric(server, "alula_requests_active") == 1)
         code, _, _ = server.stop()
         asking.join()
         assert code == 0
         assert not alive(engine)
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error_type"] == "unhealthy"
 
 
 def test_a_full_queue_is_told_at_once_and_is_no_reason_to_be_unready(

@@ -16,9 +16,11 @@ from alula.serve import ServeOptions
         ({"port": 70_000}, r"port is 70000; expected 0\.\.65535"),
         ({"max_client_batch": 0}, "max_client_batch is 0; expected at least 1"),
         ({"max_body_bytes": 0}, "max_body_bytes is 0; expected at least 1"),
+        ({"max_connections": 0}, "max_connections is 0; expected at least 1"),
         ({"log_format": "xml"}, "log format 'xml' is not one of: none, text, json"),
         ({"threads": -1}, "threads and grace_s must not be negative"),
-        ({"run_timeout_s": 0.0}, "run_timeout_s must be above 0"),
+        ({"body_timeout_s": 0.0}, "run_timeout_s and body_timeout_s above 0"),
+        ({"run_timeout_s": 0.0}, "run_timeout_s and body_timeout_s above 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -65,12 +65,15 @@ def refusal(failure: Failure, path: str) -> Response:
 
 def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        options = server.options
         try:
+            server.gate.refuse_unless_open()
+            reading = bodies.read(request, options.max_body_bytes)
+            body = await server.gate.arrived(reading, options.body_timeout_s)
             server.gate.enter()
         except Exception as error:
             return refusal(failure_of(error), path)
         try:
-            body = await bodies.read(request, server.options.max_body_bytes)
             fields = Fields(bodies.parse(body))
             return await _unless_gone(request, answer(server.catalogue, fields))
         except Exception as error:  # the edge of the process: whatever it is becomes an answer

@@ -41,7 +41,9 @@ class Failure:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Whether and when to try again."""
+        """Whether and when to try again; whose body did not come is listened to no longer."""
+        if self.status == 408:
+            return {"connection": "close"}
         return {"retry-after": RETRY_AFTER_S} if self.status in {429, 503} else {}
 
 

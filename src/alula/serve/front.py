@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from alula.serve.app import application
+from alula.serve.connections import Bounds, connections_within
 from alula.serve.server import Server
 
 KEEP_ALIVE_S = 75
@@ -21,8 +22,15 @@ class Front:
     """Listens as long as its block lasts."""
 
     def __init__(self, server: Server, sock: socket.socket) -> None:
+        options = server.options
+        bounds = Bounds(
+            most=connections_within(options.max_connections),
+            head_s=options.body_timeout_s,
+            refused=server.metrics.connection_refused,
+        )
         config = uvicorn.Config(
             application(server),
+            http=bounds.protocol(),
             log_config=None,
             access_log=False,
             lifespan="off",

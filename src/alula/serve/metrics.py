@@ -80,6 +80,10 @@ class Metrics:
         if status in {429, 503}:
             self._rejected.labels("full" if status == 429 else "unavailable").inc()
 
+    def connection_refused(self) -> None:
+        """One connection was one too many."""
+        self._rejected.labels("connections").inc()
+
     def batch(self, model: str, ran: Ran) -> None:
         """One batch was run."""
         for waited in ran.waited:

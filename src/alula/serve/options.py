@@ -20,7 +20,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "alula.serve.engine_process")
 class ServeOptions:
     """Where to listen, what to serve, and the limits.
 
-    `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `grace_s` is how long
+    `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `body_timeout_s` is how long
+    the head of a request may take to arrive, and then its body; `grace_s` is how long
     admitted requests may take once the server was told to stop; `engine_command` starts the engine process.
     """
 
@@ -34,6 +35,8 @@ class ServeOptions:
     max_waiting_rows: int = 1_024
     max_waiting_tokens: int = 524_288
     max_body_bytes: int = 2_000_000
+    max_connections: int = 1_000
+    body_timeout_s: float = 30.0
     grace_s: float = 30.0
     run_timeout_s: float = 120.0
     log_format: LogFormat = "none"
@@ -45,8 +48,16 @@ class ServeOptions:
             raise InputError("no bundle to serve; name at least one")
         if not 0 <= self.port <= 65_535:
             raise InputError(f"port is {self.port}; expected 0..65535 (0 takes a free one)")
-        for name in ("max_client_batch", "max_batch_tokens", "max_waiting_rows", "max_body_bytes"):
+        for name in (
+            "max_client_batch",
+            "max_batch_tokens",
+            "max_waiting_rows",
+            "max_body_bytes",
+            "max_connections",
+        ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.threads < 0 or self.grace_s < 0 or self.run_timeout_s <= 0:
-            raise InputError("threads and grace_s must not be negative, and run_timeout_s must be above 0")
+        if self.threads < 0 or self.grace_s < 0 or self.run_timeout_s <= 0 or self.body_timeout_s <= 0:
+            raise InputError(
+                "threads and grace_s must not be negative, and run_timeout_s and body_timeout_s above 0"
+            )

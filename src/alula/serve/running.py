@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from alula.serve.connections import OutOfFiles
 from alula.serve.front import Front
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
@@ -45,6 +46,7 @@ async def _serve(
     on_ready: Callable[[str], None],
 ) -> None:
     server = Server(options, bundles, first)
+    asyncio.get_running_loop().set_exception_handler(OutOfFiles())
     with _told_to_stop() as stop:
         try:
             async with Front(server, sock) as front:
@@ -88,3 +90,5 @@ async def _drain(server: Server, grace_s: float) -> None:
         await asyncio.wait_for(server.drain(), grace_s)
     except asyncio.TimeoutError:
         log.warning("requests were not answered within the grace time of %g s", grace_s)
+        # Now, while there is somebody to tell them: without an engine they are answered 503.
+        await server.stop()

@@ -10,11 +10,12 @@ from typing import Any
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.serve.gate import Gatekeeper
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
-from alula.serve.service import Catalogue, Gatekeeper, Service
+from alula.serve.service import Catalogue, Service
 from alula.serve.supervisor import Supervisor
 
 
@@ -90,12 +91,12 @@ class Server:
 
     async def drain(self) -> None:
         """Admit no more, and finish what was admitted."""
-        self.gate.draining = True
+        self.gate.close()
         await self.gate.idle()
 
     async def stop(self) -> None:
         """Let the engine go; what still runs is answered with an error."""
-        self.gate.draining = True
+        self.gate.close()
         await self.supervisor.stop()
         await self._batchers.aclose()
 

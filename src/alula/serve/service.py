@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, row_outputs, within
-from alula.core.errors import InputError, Overloaded
+from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
@@ -113,33 +113,3 @@ class Catalogue:
 
     def _served(self) -> str:
         return ", ".join(f"{service.name} ({service.spec.task})" for service in self.services)
-
-
-class Gatekeeper:
-    """Whether requests are taken now, and how many are being answered."""
-
-    def __init__(self) -> None:
-        self.loading = True
-        self.draining = False
-        self.active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def enter(self) -> None:
-        """Let one request in, or say why not."""
-        if self.draining:
-            raise Overloaded("the server is stopping", draining=True)
-        if self.loading:
-            raise Overloaded("the server is loading its models", draining=True)
-        self.active += 1
-        self._idle.clear()
-
-    def leave(self) -> None:
-        """One request less."""
-        self.active -= 1
-        if not self.active:
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no request is being answered."""
-        await self._idle.wait()

@@ -1,0 +1,170 @@
+"""What holds for a connection before anything is understood of it: how many there may be, and how slow."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, cast
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from alula.serve.errors import Failure
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 1.0
+"""So long a connection too many may take to ask and to read why it gets no answer."""
+
+OWN_FILES = 64
+"""Files the front needs beside its connections: sockets of its own, libraries, what it reads of /proc."""
+
+LOG_EVERY_S = 60.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Bounds:
+    """How many connections there are and may be, and how long the head of a request may take."""
+
+    most: int
+    head_s: float
+    refused: Callable[[], None]
+    count: int = 0
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """What uvicorn makes for every connection."""
+        return cast("type[asyncio.Protocol]", partial(Connection, self))
+
+
+def connections_within(wanted: int) -> int:
+    """As many connections as wanted, or as the system lets one process have; raises its soft limit if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in {soft, wanted} or soft >= wanted + OWN_FILES:
+        return wanted
+    if hard == resource.RLIM_INFINITY or hard > soft:
+        soft = wanted + OWN_FILES if hard == resource.RLIM_INFINITY else min(hard, wanted + OWN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = min(wanted, max(1, soft - OWN_FILES))
+    if most < wanted:
+        log.warning("at most %d connections, not %d: the limit of open files is %d", most, wanted, soft)
+    return most
+
+
+class Connection(asyncio.Protocol):
+    """uvicorn's protocol, unless there are too many connections; closed where no request comes of it."""
+
+    def __init__(self, bounds: Bounds, **given: Any) -> None:
+        self._bounds = bounds
+        self._http: Any = AutoHTTPProtocol(**given)
+        self._refused = bounds.count >= bounds.most
+        self._told = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it or refuse it."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._refused = self._bounds.count >= self._bounds.most
+        if self._refused:
+            self._bounds.refused()
+        else:
+            self._bounds.count += 1
+            self._http.connection_made(transport)
+        self._wait(LINGER_S if self._refused else self._bounds.head_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand it on, and begin or end to wait for the head of a request."""
+        if self._refused:
+            self._tell(data)
+            return
+        self._http.data_received(data)
+        if not self._waits:
+            self._unwait()
+        elif self._timer is None:
+            self._wait(self._bounds.head_s)
+
+    def eof_received(self) -> bool | None:
+        """Half a connection is none."""
+        return None if self._refused else self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """One connection less."""
+        self._unwait()
+        if not self._refused:
+            self._bounds.count -= 1
+            self._http.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Hand it on."""
+        if not self._refused:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Hand it on."""
+        if not self._refused:
+            self._http.resume_writing()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the next thing to come is the head of a request."""
+        cycle = self._http.cycle
+        return cycle is None or bool(cycle.response_complete)
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+
+    def _unwait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._transport and (self._refused or self._waits):
+            self._transport.close()
+
+    def _tell(self, data: bytes) -> None:
+        """Answer the first bytes, and read on: to close on unread bytes would take the answer back."""
+        if self._transport and not self._told:
+            self._told = True
+            openai = b" /v1/" in data.partition(b"\r\n")[0]
+            self._transport.write(_too_many(self._bounds.most, openai=openai))
+            self._transport.write_eof()
+
+
+def _too_many(most: int, *, openai: bool) -> bytes:
+    message = f"the server has {most} connections, which is its limit"
+    failure = Failure(status=503, kind="overloaded", message=message, code="overloaded")
+    body = json.dumps(failure.body(openai=openai)).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **failure.headers,
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 503 Service Unavailable\r\n{head}\r\n".encode() + body
+
+
+class OutOfFiles:
+    """The loop's exception handler, which says once a minute, not for every try, that no file is left."""
+
+    def __init__(self) -> None:
+        self._last = -LOG_EVERY_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what went wrong outside any task."""
+        error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in context["message"]:
+            return  # the loop tries again to accept, and the server has stopped listening meanwhile
+        if not isinstance(error, OSError) or error.errno not in {errno.EMFILE, errno.ENFILE}:
+            loop.default_exception_handler(context)
+        elif monotonic() - self._last >= LOG_EVERY_S:
+            self._last = monotonic()
+            log.error("no file is left for a new connection, which has to wait; raise the limit (ulimit -n)")

@@ -1,0 +1,74 @@
+"""Who is let in: requests that are there in full, while the server takes any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from alula.core.errors import Overloaded
+from alula.serve.errors import Refused
+
+
+class Gatekeeper:
+    """Whether requests are taken now, how many are being answered, and whose bodies are still on their way."""
+
+    def __init__(self) -> None:
+        self.loading = True
+        self.active = 0
+        self._draining = False
+        self._arriving: set[asyncio.Future[bytes]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to stop."""
+        return self._draining
+
+    def close(self) -> None:
+        """Let nobody in any more, and wait for no body that is not there yet."""
+        self._draining = True
+        for body in self._arriving:
+            body.cancel()
+
+    def refuse_unless_open(self) -> None:
+        """Say why no request is taken, if none is."""
+        if self._draining:
+            raise Overloaded("the server is stopping", draining=True)
+        if self.loading:
+            raise Overloaded("the server is loading its models", draining=True)
+
+    async def arrived(self, body: Awaitable[bytes], within_s: float) -> bytes:
+        """A body, waited for outside the gate: a slow client must not hold up the end of the server."""
+        arriving = asyncio.ensure_future(body)
+        self._arriving.add(arriving)
+        try:
+            done, _ = await asyncio.wait({arriving}, timeout=within_s)
+            self.refuse_unless_open()
+            if not done:
+                raise Refused(
+                    f"the body was not there in full within {within_s:g} s",
+                    status=408,
+                    code="request_timeout",
+                )
+            return arriving.result()
+        finally:
+            self._arriving.discard(arriving)
+            if not arriving.cancel() and not arriving.cancelled():
+                arriving.exception()  # taken note of, should the gate have closed meanwhile
+
+    def enter(self) -> None:
+        """Let one request in, or say why not."""
+        self.refuse_unless_open()
+        self.active += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """One request less."""
+        self.active -= 1
+        if not self.active:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request is being answered."""
+        await self._idle.wait()

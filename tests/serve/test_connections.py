@@ -1,0 +1,134 @@
+"""Clients who are slow, or too many."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from served import Running, running, wait_until
+
+HALF = (
+    b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\ncontent-type: application/json\r\n\r\n"
+    b'{"inputs": '
+)
+HALF_OPENAI = HALF.replace(b"/embed", b"/v1/embeddings")
+ASK = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+@contextlib.contextmanager
+def connected(server: Running, sent: bytes = b"") -> Iterator[socket.socket]:
+    to = urlsplit(server.url)
+    with socket.create_connection((to.hostname or "", to.port or 0), timeout=10) as client:
+        client.sendall(sent)
+        yield client
+
+
+def served_models(client: socket.socket) -> bool:
+    """Whether the list of models comes on a connection that stays open."""
+    client.sendall(ASK)
+    received = b""
+    while not received.endswith(b"]}") and (chunk := client.recv(4096)):
+        received += chunk
+    return received.startswith(b"HTTP/1.1 200 ")
+
+
+def until_closed(client: socket.socket) -> tuple[bytes, bytes]:
+    """Head and body of what comes until the other side closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := client.recv(4096):
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head.lower(), body
+
+
+def active(server: Running) -> str:
+    return next(
+        line
+        for line in server.client.get("/metrics").text.splitlines()
+        if line.startswith("alula_requests_active")
+    )
+
+
+@pytest.mark.parametrize("sent", [HALF, HALF_OPENAI])
+def test_a_body_that_does_not_come_is_given_up_in_the_shape_of_its_path(
+    bundles: dict[str, Path], sent: bytes
+) -> None:
+    with running([bundles["embeddings"]], body_timeout_s=0.5) as server, connected(server, sent) as client:
+        head, body = until_closed(client)
+        assert head.startswith(b"http/1.1 408 ")
+        assert b"connection: close" in head
+        error = json.loads(body)["error"]
+        message = error["message"] if sent is HALF_OPENAI else error
+        assert message == "the body was not there in full within 0.5 s"
+
+
+def test_half_a_body_is_no_request_being_answered_and_holds_up_no_stop(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]]) as server, connected(server, HALF) as client:
+        time.sleep(0.3)
+        assert active(server) == "alula_requests_active 0.0"
+        started = time.monotonic()
+        code, _, _ = server.stop()
+        assert time.monotonic() - started < 8
+        assert code == 0
+        head, body = until_closed(client)
+        assert head.startswith(b"http/1.1 503 ")
+        assert json.loads(body) == {"error": "the server is stopping", "error_type": "unhealthy"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /em"])
+def test_a_connection_without_a_request_is_closed(bundles: dict[str, Path], sent: bytes) -> None:
+    with running([bundles["embeddings"]], body_timeout_s=0.5) as server:
+        with connected(server, sent) as client:
+            assert until_closed(client) == (b"", b"")
+        with connected(server) as client:
+            assert served_models(client)
+            time.sleep(0.7)  # idle between two requests, which may last longer
+            assert served_models(client)
+            client.sendall(b"GET /v1")
+            assert until_closed(client) == (b"", b"")
+
+
+def test_a_connection_too_many_is_told_so_and_room_is_used_again(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], max_connections=4) as server, contextlib.ExitStack() as held:
+        server.get("/health")  # one of the four
+        for _ in range(3):
+            assert served_models(held.enter_context(connected(server)))
+        for sent in (HALF, HALF_OPENAI):
+            with connected(server, sent) as client:
+                head, body = until_closed(client)
+            assert head.startswith(b"http/1.1 503 ")
+            assert b"retry-after: 1" in head
+            error = json.loads(body)["error"]
+            message = error["message"] if sent is HALF_OPENAI else error
+            assert message == "the server has 4 connections, which is its limit"
+        with connected(server) as silent:
+            assert until_closed(silent) == (b"", b"")
+        assert 'rejected_total{reason="connections"} 3.0' in server.client.get("/metrics").text
+        held.close()
+
+        def room() -> bool:
+            with connected(server) as client:
+                return served_models(client)
+
+        wait_until(room)
+
+
+def test_where_files_run_out_the_log_says_so_once(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], env={"SERVED_OPEN_FILES": "80"}) as server:
+        with contextlib.ExitStack() as held:
+            for _ in range(150):
+                held.enter_context(connected(server))
+            time.sleep(1.5)
+        wait_until(lambda: server.client.get("/health").status_code == 200)
+        _, _, err = server.stop()
+    assert err.count("at most 16 connections, not 1000: the limit of open files is 80") == 1
+    assert err.count("no file is left for a new connection") == 1
+    assert "Traceback" not in err
+    assert len(err.splitlines()) < 10
