@@ -159,10 +159,82 @@ def test_the_documentation_needs_nothing_from_elsewhere(server: Running) -> None
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             if method == "get":
-                assert server.client.get(path).status_code == 200
+                assert server.client.get(path.replace("{model}", "tiny/embeddings")).status_code == 200
             else:
                 example = operation["requestBody"]["content"]["application/json"]["example"]
                 assert server.post(path, example).status_code == 200
+
+
+def taken(server: Running, path: str, body: dict[str, Any], inside: str = "") -> set[str]:
+    """The fields that the parser of a body says it takes."""
+    unknown = {**body, inside: {**body.get(inside, {}), "zzz": 1}} if inside else {**body, "zzz": 1}
+    response = server.post(path, unknown)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    text = error["message"] if isinstance(error, dict) else error
+    start = f"unknown field {inside + '.' if inside else ''}zzz; this endpoint takes "
+    assert text.startswith(start)
+    return set(text.removeprefix(start).split(", "))
+
+
+def test_the_document_lists_every_field_the_parsers_take_and_no_other(server: Running) -> None:
+    answer = {"question": "a", "context": "b", "model": "tiny/question-answering"}
+    entity = {"inputs": "a", "model": "tiny/token-classification"}
+    found = {
+        "/v1/embeddings": taken(server, "/v1/embeddings", {"input": "a"}),
+        "/embed": taken(server, "/embed", {"inputs": "a"}),
+        "/rerank": taken(server, "/rerank", {"query": "a", "texts": ["b"]}),
+        "/predict": taken(server, "/predict", {"inputs": "a", "model": "tiny/sequence-classification"})
+        | taken(server, "/predict", entity)
+        | taken(server, "/predict", answer),
+    }
+    options = taken(server, "/predict", entity, "parameters") | taken(
+        server, "/predict", answer, "parameters"
+    )
+    paths = server.get("/openapi.json")["paths"]
+    schemas = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        for path, methods in paths.items()
+        if "post" in methods
+    }
+    assert {path: set(fields) for path, fields in schemas.items()} == found
+    assert set(schemas["/predict"]["parameters"]["properties"]) == options
+    for methods in paths.values():
+        for operation in methods.values():
+            assert "405" in operation["responses"]
+
+
+@pytest.mark.parametrize("field", ["top_k", "max_answer_len"])
+def test_a_count_of_answers_may_be_large_but_not_any_number(server: Running, field: str) -> None:
+    body = {"question": "rome a", "context": "lives rome b", "model": "tiny/question-answering"}
+    assert server.post("/predict", {**body, field: (1 << 31) - 1}).status_code == 200
+    refused = server.post("/predict", {**body, field: 1 << 63})
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        f"{field} is a number of 19 digits, which is too large",
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny/embeddings", "tiny%2Fembeddings", "embeddings"])
+def test_one_model_is_told_by_its_name(server: Running, name: str) -> None:
+    told = server.client.get(f"/v1/models/{name}")
+    assert told.json() == {"id": "tiny/embeddings", "object": "model", "created": 0, "owned_by": "alula"}
+
+
+def test_a_model_that_is_not_served_is_missing_in_the_words_of_openai(server: Running) -> None:
+    response = server.client.get("/v1/models/gpt-4")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (404, "model_not_found")
+    assert error["message"].startswith("model 'gpt-4' is not served; served: tiny/embeddings")
+    text = server.client.get("/metrics").text
+    assert "gpt-4" not in text
+    assert 'route="/v1/models/{model:path}"' in text
+
+
+def test_the_root_leads_to_the_documentation(server: Running) -> None:
+    response = server.client.get("/")
+    assert response.is_redirect
+    assert server.client.get("/", follow_redirects=True).url.path == "/docs"
 
 
 def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
@@ -176,10 +248,12 @@ def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
         'alula_padding_ratio_sum{model="tiny/embeddings"}',
         'alula_tokens_total{model="tiny/embeddings"}',
         "alula_engine_up 1.0",
-        "alula_engine_restarts 0.0",
+        "# TYPE alula_engine_restarts_total counter",
+        "alula_engine_restarts_total 0.0",
         "process_resident_memory_bytes",
     ):
         assert line in text
+    assert "_created" not in text
     server.client.get("/secret/path/of/a/stranger")
     assert "stranger" not in server.client.get("/metrics").text
 
@@ -207,11 +281,20 @@ def test_a_request_id_is_echoed_or_made(server: Running) -> None:
         (b"null", "the body is null, expected an object"),
         (b"{}", "inputs is missing"),
         (b'{"inputs": null}', "inputs is missing"),
-        (b'{"inputs": 7}', "inputs is a number, expected a string or a list of strings"),
-        (b'{"inputs": ["a", 7]}', "inputs[1] is a number, expected a string"),
+        (b'{"inputs": 7}', "inputs is a whole number, expected a string or a list of strings"),
+        (b'{"inputs": ["a", 7]}', "inputs[1] is a whole number, expected a string"),
         (b'{"inputs": []}', "the list of inputs is empty; expected at least one"),
         (b'{"inputs": "a", "truncate": "yes"}', "truncate is a string, expected a boolean"),
-        (b'{"inputs": "a", "dimensions": true}', "dimensions is a boolean, expected a number"),
+        (b'{"inputs": "a", "dimensions": true}', "dimensions is a boolean, expected a whole number"),
+        (b'{"inputs": "a", "dimensions": 4.0}', "dimensions is a float, expected a whole number"),
+        (
+            b'{"inputs": "a", "dimensions": ' + b"9" * 5000 + b"}",
+            "the body is not JSON that can be read: a number has too many digits",
+        ),
+        (
+            b'{"inputs": "a", "dimensions": ' + b"9" * 400 + b"}",
+            "dimensions is a number of 400 digits, which is too large",
+        ),
         (b'{"inputs": "a", "dimensions": 5}', "dimensions is 5; the model has 1..4"),
         (b'{"inputs": "a", "prompt": "q"}', "unknown field prompt; this endpoint takes dimensions, inputs"),
         (
@@ -231,6 +314,7 @@ def test_a_body_that_cannot_be_used_is_refused_with_the_reason(
     answer = json.loads(response.content)
     assert answer["error_type"] == "validation"
     assert message in answer["error"]
+    assert "set_int_max_str_digits" not in answer["error"]
 
 
 @pytest.mark.parametrize(

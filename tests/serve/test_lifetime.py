@@ -90,7 +90,7 @@ def test_a_killed_engine_is_started_again_and_health_tells(bundles: dict[str, Pa
         assert embed(server, "a").status_code == 200
         assert server.engine_pid() != first
         assert server.get("/health")["engine"]["restarts"] == 1
-        assert metric(server, "alula_engine_restarts") == 1
+        assert metric(server, "alula_engine_restarts_total") == 1
         assert not alive(first)
 
 

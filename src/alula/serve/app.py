@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from alula.core.errors import InputError
 from alula.serve import answering, bodies, openapi
 from alula.serve.bodies import Fields
 from alula.serve.errors import Failure, failure_of
-from alula.serve.information import info, models
+from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed
 from alula.serve.server import Server
@@ -25,6 +26,8 @@ from alula.serve.service import Catalogue
 Answer: TypeAlias = Callable[[Catalogue, Fields], Awaitable[Any]]
 
 CLIENT_GONE = 499
+
+MODEL = "/v1/models/{model:path}"
 
 ANSWERS: dict[str, Answer] = {
     "/v1/embeddings": answering.embeddings,
@@ -39,6 +42,8 @@ def application(server: Server) -> ASGIApp:
     routes = [
         *(Route(path, _posted(server, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
         Route("/v1/models", _got(lambda: models(server))),
+        Route(MODEL, _model(server)),
+        Route("/", _to_docs),
         Route("/info", _got(lambda: info(server))),
         *(Route(path, _live(server)) for path in ("/health/live", "/livez")),
         *(Route(path, _ready(server)) for path in ("/health/ready", "/readyz", "/health")),
@@ -105,6 +110,16 @@ def _got(value: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
+def _model(server: Server) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return reply(model(server, request.path_params["model"]))
+        except InputError as error:
+            return refusal(failure_of(error), request.url.path)
+
+    return endpoint
+
+
 def _live(server: Server) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         live, health = server.live, server.health()
@@ -126,6 +141,10 @@ def _metrics(server: Server) -> Callable[[Request], Awaitable[Response]]:
         return Response(server.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return endpoint
+
+
+async def _to_docs(request: Request) -> Response:
+    return RedirectResponse("docs")
 
 
 async def _docs(request: Request) -> Response:

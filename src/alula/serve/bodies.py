@@ -14,6 +14,9 @@ from alula.serve.errors import Refused
 
 T = TypeVar("T")
 
+LARGEST = 1 << 31
+"""Beyond every count that a request may name; what comes after it need not think of larger ones."""
+
 Texts = str | list[str]
 
 
@@ -47,16 +50,18 @@ def parse(body: bytes) -> dict[str, Any]:
         raise InputError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from error
     except RecursionError as error:
         raise InputError("the body is not JSON that can be read: nested too deeply") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         what = "empty" if not body.strip() else str(error)
         raise InputError(f"the body is not JSON: {what}") from error
+    except ValueError as error:  # what int() says of thousands of digits is for programmers
+        raise InputError("the body is not JSON that can be read: a number has too many digits") from error
     if not isinstance(raw, dict):
         raise InputError(f"the body is {_json_name(raw)}, expected an object")
     return raw
 
 
 def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise InputError(f"the body is not JSON: {name} is no JSON number")
 
 
 NAMES = {
@@ -64,8 +69,8 @@ NAMES = {
     list: "a list",
     str: "a string",
     bool: "a boolean",
-    int: "a number",
-    float: "a number",
+    int: "a whole number",
+    float: "a float",
     type(None): "null",
 }
 
@@ -92,6 +97,10 @@ class Fields:
         value = self._raw[key]
         if type(value) is not kind:
             raise InputError(f"{self._where}{key} is {_json_name(value)}, expected {NAMES[kind]}")
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            raise InputError(
+                f"{self._where}{key} is a number of {len(str(abs(value)))} digits, which is too large"
+            )
         return value
 
     def maybe(self, key: str, kind: type[T]) -> T | None:

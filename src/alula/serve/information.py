@@ -12,13 +12,16 @@ from alula.serve.service import Service
 
 def models(server: Server) -> dict[str, Any]:
     """`GET /v1/models`, as OpenAI has it."""
-    return {
-        "object": "list",
-        "data": [
-            {"id": service.name, "object": "model", "created": 0, "owned_by": "alula"}
-            for service in server.catalogue.services
-        ],
-    }
+    return {"object": "list", "data": [_model(service) for service in server.catalogue.services]}
+
+
+def model(server: Server, name: str) -> dict[str, Any]:
+    """`GET /v1/models/NAME`, as OpenAI has it."""
+    return _model(server.catalogue.named(name))
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {"id": service.name, "object": "model", "created": 0, "owned_by": "alula"}
 
 
 def info(server: Server) -> dict[str, Any]:

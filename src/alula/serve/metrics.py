@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,9 +10,12 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from alula.batching import Ran
 
@@ -21,6 +24,9 @@ __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+# A second series for every counter and histogram, which nobody asks for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -100,6 +106,20 @@ class Metrics:
         """A gauge that is read when it is asked for."""
         Gauge(f"alula_{name}", what, registry=self.registry).set_function(value)
 
+    def count(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """A counter that is read when it is asked for; its name ends in `_total`."""
+        self.registry.register(_Counted(f"alula_{name}", what, value))
+
     def text(self) -> bytes:
         """Everything, as Prometheus reads it."""
         return generate_latest(self.registry)
+
+
+class _Counted(Collector):
+    def __init__(self, name: str, what: str, value: Callable[[], float]) -> None:
+        self._name = name
+        self._what = what
+        self._value = value
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._what, value=self._value())

@@ -46,11 +46,17 @@ class Observed:
             await self._app(scope, receive, seen)
         finally:
             seconds = perf_counter() - started
-            route = scope["path"] if scope["path"] in self._routes else "other"
-            self._metrics.request(route, status, seconds)
+            self._metrics.request(self._route(scope["path"]), status, seconds)
             if self._log_format != "none":
                 line = log_line(self._log_format, scope, status, seconds, request_id.decode())
                 sys.stderr.write(line + "\n")
+
+    def _route(self, path: str) -> str:
+        """The route of a path, so that no client can make up labels."""
+        if path in self._routes:
+            return path
+        stems = ((route.partition("{")[0], route) for route in self._routes if "{" in route)
+        return next((route for stem, route in stems if path.startswith(stem)), "other")
 
 
 def request_id_of(scope: Scope) -> bytes:

@@ -15,6 +15,16 @@ TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 MODEL = {"type": "string", "description": "which of the served models; by default the first that fits"}
 TRUNCATE = {"type": "boolean", "default": True, "description": "cut texts that are too long, or refuse them"}
 OBJECT = {"type": "object"}
+DIRECTION = {"enum": ["right"], "default": "right", "description": "which end of a text is cut off"}
+OPTIONS = {
+    "aggregation_strategy": {
+        "enum": ["simple", "none"],
+        "default": "simple",
+        "description": "entities: whole ones, or the label of every token",
+    },
+    "top_k": {**COUNT, "default": 1, "description": "answers: how many"},
+    "max_answer_len": {**COUNT, "default": 15, "description": "answers: of how many tokens at most"},
+}
 
 
 def document() -> dict[str, Any]:
@@ -41,6 +51,7 @@ def document() -> dict[str, Any]:
                     "inputs": TEXTS,
                     "normalize": {**FLAG, "default": True},
                     "truncate": TRUNCATE,
+                    "truncation_direction": DIRECTION,
                     "dimensions": COUNT,
                     "model": MODEL,
                 },
@@ -57,11 +68,16 @@ def document() -> dict[str, Any]:
                     "raw_scores": {**FLAG, "default": False},
                     "question": TEXT,
                     "context": TEXT,
+                    **OPTIONS,
                     "parameters": {
-                        "type": "object",
-                        "description": "aggregation_strategy (simple, none); top_k, max_answer_len",
+                        **OBJECT,
+                        "description": "holds the options of entities and answers, as the HuggingFace API has it; "
+                        "then they must not stand outside",
+                        "properties": OPTIONS,
+                        "additionalProperties": False,
                     },
                     "truncate": TRUNCATE,
+                    "truncation_direction": DIRECTION,
                     "model": MODEL,
                 },
                 [],
@@ -75,16 +91,21 @@ def document() -> dict[str, Any]:
                     "raw_scores": {**FLAG, "default": False},
                     "return_text": {**FLAG, "default": False},
                     "truncate": TRUNCATE,
+                    "truncation_direction": DIRECTION,
                     "model": MODEL,
                 },
                 ["query", "texts"],
                 {"query": "Which bird talks?", "texts": ["Parrots can talk.", "Fences cannot."]},
             ),
             "/v1/models": _get("The served models"),
+            "/v1/models/{model}": _get("One served model", missing="no such model"),
             "/info": _get("What is served, from what, and within which limits"),
-            "/health/live": _get("200 unless only a new start would help"),
-            "/health/ready": _get("200 while requests are answered; a full queue is no reason against it"),
-            "/metrics": _get("Figures for Prometheus", "text/plain"),
+            "/health/live": _get("200 unless only a new start would help", away="a new start would help"),
+            "/health/ready": _get(
+                "200 while requests are answered; a full queue is no reason against it",
+                away="loading, stopping, or without an engine",
+            ),
+            "/metrics": _get("Figures for Prometheus", kind="text/plain"),
         },
     }
 
@@ -97,21 +118,35 @@ def _post(
         "200": _answer("the answer"),
         "400": _answer("the request cannot be used as it is"),
         "404": _answer("no such model, or none with this task"),
+        "405": METHOD,
+        "408": _answer("the body did not arrive in time"),
         "413": _answer("body or batch too large"),
         "429": _answer("the queue is full; try again after Retry-After"),
         "500": _answer("the engine failed"),
-        "503": _answer("loading, stopping, or the engine is being started again"),
+        "503": _answer("loading, stopping, or the engine is being started again; or too many connections"),
     }
     body = {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
     return {"post": {"summary": summary, "requestBody": body, "responses": answers}}
 
 
-def _get(summary: str, kind: str = "application/json") -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": {"200": _answer(summary, kind)}}}
+def _get(
+    summary: str, *, kind: str = "application/json", missing: str = "", away: str = ""
+) -> dict[str, Any]:
+    responses = {"200": _answer(summary, kind), "405": METHOD}
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if missing:
+        responses["404"] = _answer(missing)
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
+    if away:
+        responses["503"] = _answer(away)
+    return {"get": operation}
 
 
 def _answer(description: str, kind: str = "application/json") -> dict[str, Any]:
     return {"description": description, "content": {kind: {}}}
+
+
+METHOD = _answer("the path takes another method, which Allow names")
 
 
 @cache

@@ -117,7 +117,9 @@ class Server:
     def _watch(self) -> None:
         watch = self.metrics.watch
         watch("engine_up", "Whether the engine answers", lambda: self.supervisor.state == "ready")
-        watch("engine_restarts", "Times the engine was started again", lambda: self.supervisor.restarts)
+        self.metrics.count(
+            "engine_restarts", "Times the engine was started again", lambda: self.supervisor.restarts
+        )
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
         watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
 

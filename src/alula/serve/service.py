@@ -99,13 +99,18 @@ class Catalogue:
                 if service.spec.task in tasks:
                     return service
             raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
+        service = self.named(model)
+        if service.spec.task not in tasks:
+            raise Refused(
+                f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
+                status=400,
+            )
+        return service
+
+    def named(self, model: str) -> Service:
+        """The model with this name, or whose bundle lies in a folder of this name."""
         for service in self.services:
             if model in {service.name, service.bundle.root.name}:
-                if service.spec.task not in tasks:
-                    raise Refused(
-                        f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
-                        status=400,
-                    )
                 return service
         raise Refused(
             f"model {model!r} is not served; served: {self._served()}", status=404, code="model_not_found"
