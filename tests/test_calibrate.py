@@ -79,8 +79,9 @@ def test_all_examples_are_used_whatever_the_batch(count: int, model: Tiny, texts
     found = calibrate(model.checkpoint, model.spec, some, batch=8)
     assert found.examples == count
     assert found.tokens == sum(len(model.codec.encode(text).ids) for (text,) in some)
-    each = [calibrate(model.checkpoint, model.spec, [text], batch=1).ranges for text in some]
-    for name, (low, high) in found.ranges.items():
+    plain = calibrate(model.checkpoint, model.spec, some, batch=8, smooth=False).ranges
+    each = [calibrate(model.checkpoint, model.spec, [text], batch=1, smooth=False).ranges for text in some]
+    for name, (low, high) in plain.items():
         assert low == pytest.approx(min(one[name][0] for one in each), abs=1e-5)
         assert high == pytest.approx(max(one[name][1] for one in each), abs=1e-5)
 
@@ -186,8 +187,12 @@ def test_another_checkpoint_other_data_or_another_method_calibrates_again(
     changed = changed_copy(model, tmp_path / "changed", 0.5)
     assert calibrate(changed.checkpoint, changed.spec, texts).ranges != first.ranges
     assert calibrate(model.checkpoint, model.spec, texts[:4]).ranges != first.ranges
-    assert calibrate(model.checkpoint, model.spec, texts, method="percentile").method == "percentile 99.99"
-    assert len(list(cache.iterdir())) == 4
+    assert (
+        calibrate(model.checkpoint, model.spec, texts, method="percentile").method
+        == "percentile 99.99, smoothed"
+    )
+    assert calibrate(model.checkpoint, model.spec, texts, smooth=False).ranges != first.ranges
+    assert len(list(cache.iterdir())) == 5
 
 
 def test_a_damaged_cache_entry_is_calibrated_again(model: Tiny, texts: list[Text], cache: Path) -> None:
@@ -219,7 +224,9 @@ def test_files_that_are_not_there_are_errors(model: Tiny, tmp_path: Path) -> Non
         data.read(tmp_path / "samples.jsonl", "embeddings")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ranges": {"x": [1]}}', '{"ranges": {"x": [1, "2"]}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"ranges": {"x": [1]}}', '{"ranges": {"x": [1, "2"]}}', '{"ranges": {"x": 1}}']
+)
 def test_a_file_that_is_no_calibration_is_refused(text: str, model: Tiny, tmp_path: Path) -> None:
     (tmp_path / "ranges.json").write_text(text)
     with pytest.raises(InputError, match=r"ranges.json is not a calibration"):
@@ -234,3 +241,14 @@ def test_a_question_keeps_its_words_as_in_serving(tmp_path: Path) -> None:
     assert row.sources.count(0) == 5
     found = calibrate(asked.checkpoint, asked.spec, [(question, context)])
     assert found.tokens == asked.spec.max_length
+
+
+def test_smoothing_is_found_for_norms_and_activations_and_the_ranges_are_of_the_smoothed_graph(
+    model: Tiny, texts: list[Text]
+) -> None:
+    found = calibrate(model.checkpoint, model.spec, texts)
+    plain = calibrate(model.checkpoint, model.spec, texts, smooth=False)
+    assert plain.smoothing == {}
+    assert set(found.smoothing) == {name for name in found.ranges if ".attention.output." not in name}
+    for name, span in found.ranges.items():
+        assert (span == pytest.approx(plain.ranges[name], abs=1e-4)) == (name not in found.smoothing)

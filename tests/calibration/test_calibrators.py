@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from alula.calibration import METHODS, Calibrator, MinMax, Percentile, calibrator
+from alula.calibration import METHODS, Amplitudes, Calibrator, MinMax, Percentile, calibrator
 from alula.calibration.histogram import HALF, Histogram
 from alula.core.errors import InputError
 
@@ -140,3 +140,14 @@ def test_activations_do_not_mix() -> None:
     made.add("b", np.array([-5.0], np.float32), None)
     found: Mapping[str, tuple[float, float]] = made.ranges()
     assert found == {"a": (1.0, 2.0), "b": (-5.0, -5.0)}
+
+
+def test_amplitudes_are_the_largest_magnitude_per_channel_without_padding() -> None:
+    values = np.array([[[1.0, -2.0], [3.0, np.nan]], [[-4.0, 0.5], [9.0, 9.0]]], np.float32)
+    kept = np.array([[True, False], [True, False]])
+    made = Amplitudes()
+    made.add("x", values[:1], kept[:1])
+    made.add("x", values[1:], kept[1:])
+    assert made.sizes()["x"].tolist() == [4.0, 2.0]
+    with pytest.raises(InputError, match=r"^x is not finite in 1 of 8 values"):
+        made.add("x", values, None)

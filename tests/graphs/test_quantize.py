@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from alula.core.errors import InputError
-from alula.graphs import layers, load, observe, quantize, rewrite, save
+from alula.graphs import layers, load, observe, quantize, rewrite, save, smoothing_for
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.quantize import Scheme, step
@@ -217,3 +217,78 @@ def test_other_schemes_compute_the_same(
 ) -> None:
     graph = quantize(model, ranges, scheme=Scheme(symmetric=symmetric, weight_bits=bits))
     assert cosine(run_graph(model, {"x": x})[0], run_graph(graph, {"x": x})[0]) > 0.999
+
+
+@pytest.fixture
+def uneven(grow: Callable[..., ir.Model]) -> ir.Model:
+    """A norm that makes one channel fifty times as large as the others, as trained encoders do."""
+
+    def build(b: Any, x: ir.Value) -> Any:
+        rng = np.random.default_rng(0)
+        gain = np.ones(SIZE, np.float32)
+        gain[5] = 50.0
+        x = b.op("LayerNormalization", x, b.weight("gain", gain), axis=-1)
+        w = (rng.standard_normal((SIZE, SIZE)) / 6).astype(np.float32)
+        w[5] /= 50
+        one, other = (
+            b.op("MatMul", x, b.weight(name, w * sign)) for name, sign in (("one", 1), ("other", 2))
+        )
+        return b.op("Add", one, b.op("Relu", other))
+
+    return grow(build, SHAPE, SHAPE)
+
+
+def seen(model: ir.Model, x: Floats, run_graph: Runner) -> dict[str, Floats]:
+    observed, names = observe(model)
+    return dict(zip(names, run_graph(observed, {"x": x})[1:], strict=True))
+
+
+def sizes(model: ir.Model, x: Floats, run_graph: Runner) -> dict[str, Floats]:
+    return {name: np.abs(v).max(axis=(0, 1)) for name, v in seen(model, x, run_graph).items()}
+
+
+def test_smoothing_changes_no_result(uneven: ir.Model, x: Floats, run_graph: Runner) -> None:
+    factors = smoothing_for(uneven, sizes(uneven, x, run_graph))
+    ((name, channels),) = factors.items()
+    assert name == f"{layers(uneven)[0]}/input"
+    assert channels[5] > 10 * np.median(channels)
+    smoothed, _ = observe(uneven, factors)
+    np.testing.assert_allclose(
+        run_graph(smoothed, {"x": x})[0], run_graph(uneven, {"x": x})[0], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_smoothing_saves_what_one_large_channel_costs(uneven: ir.Model, x: Floats, run_graph: Runner) -> None:
+    def lost(factors: Mapping[str, Any]) -> float:
+        observed, names = observe(uneven, factors)
+        values = run_graph(observed, {"x": x})[1:]
+        found = {name: (float(v.min()), float(v.max())) for name, v in zip(names, values, strict=True)}
+        given = run_graph(quantize(uneven, found, smoothing=factors), {"x": x})[0]
+        return float(np.abs(given - run_graph(uneven, {"x": x})[0]).mean())
+
+    assert lost(smoothing_for(uneven, sizes(uneven, x, run_graph))) < lost({}) / 3
+
+
+def test_layers_that_are_all_kept_are_not_smoothed_and_one_of_two_that_is_stays_equal(
+    uneven: ir.Model, x: Floats, run_graph: Runner
+) -> None:
+    factors = smoothing_for(uneven, sizes(uneven, x, run_graph))
+    both = quantize(uneven, {}, keep=frozenset(layers(uneven)), smoothing=factors)
+    assert len(both.graph) == len(uneven.graph)
+    first, second = layers(uneven)
+    ranges = {f"{first}/input": (-20.0, 20.0)}
+    for kept in (first, second):
+        graph = quantize(uneven, ranges, keep=frozenset({kept}), smoothing=factors)
+        assert layers(graph) == (kept,)
+        assert cosine(run_graph(uneven, {"x": x})[0], run_graph(graph, {"x": x})[0]) > 0.99
+
+
+def test_factors_and_amplitudes_that_do_not_fit_are_refused_by_name(uneven: ir.Model) -> None:
+    name = f"{layers(uneven)[0]}/input"
+    with pytest.raises(InputError, match=f"no amplitudes for {name}; 0 are given"):
+        smoothing_for(uneven, {})
+    with pytest.raises(InputError, match="no activation y/input; there are 1"):
+        observe(uneven, {"y/input": [1.0]})
+    for wrong in ([1.0] * 31, [0.0] * 32, [float("nan")] * 32):
+        with pytest.raises(InputError, match=f"{name}: expected 32 positive factors, one per channel"):
+            observe(uneven, {name: wrong})

@@ -17,6 +17,15 @@ HALF = 4096
 """Bins on each side of zero."""
 
 
+def not_finite(name: str, values: Floats) -> InputError:
+    """What is said of an activation that holds NaN or infinity."""
+    wrong = values.size - int(np.isfinite(values).sum())
+    return InputError(
+        f"{name} is not finite in {wrong} of {values.size} values; "
+        "expected finite activations, since one that is not has no range"
+    )
+
+
 @dataclass(slots=True)
 class Histogram:
     """Counts, least and largest of all values of one activation.
@@ -37,11 +46,7 @@ class Histogram:
             return
         low, high = float(values.min()), float(values.max())
         if not (math.isfinite(low) and math.isfinite(high)):
-            wrong = int(np.size(values) - np.isfinite(values).sum())
-            raise InputError(
-                f"{self.name} is not finite in {wrong} of {values.size} values; "
-                "expected finite activations, since one that is not has no range"
-            )
+            raise not_finite(self.name, values)
         self.low, self.high = min(self.low, low), max(self.high, high)
         self._reach(max(-low, high))
         at = np.floor(np.ldexp(values.astype(np.float64).ravel(), -(self.exponent or 0))).astype(np.int64)

@@ -23,13 +23,7 @@ class Observed(ABC):
 
     def add(self, name: str, values: NDArray[np.float32], kept: NDArray[np.bool_] | None) -> None:
         """Take one batch of one activation, of which only cells that are `kept` count."""
-        if kept is not None:
-            if values.shape[: kept.ndim] != kept.shape:
-                raise InputError(
-                    f"{name}: shape {values.shape} does not begin with that of its mask, {kept.shape}"
-                )
-            values = values[kept]
-        self._seen.setdefault(name, Histogram(name)).add(values)
+        self._seen.setdefault(name, Histogram(name)).add(kept_of(name, values, kept))
 
     def ranges(self) -> Mapping[str, Span]:
         """Least and largest value per activation; one that was never seen is refused by name."""
@@ -47,3 +41,13 @@ class Observed(ABC):
     @abstractmethod
     def range_of(self, seen: Histogram) -> Span:
         """The range of one activation."""
+
+
+def kept_of(name: str, values: NDArray[np.float32], kept: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+    """The values that count; a mask of another shape is refused."""
+    if kept is None:
+        return values
+    if values.shape[: kept.ndim] != kept.shape:
+        raise InputError(f"{name}: shape {values.shape} does not begin with that of its mask, {kept.shape}")
+    chosen: NDArray[np.float32] = values[kept]
+    return chosen

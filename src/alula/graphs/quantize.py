@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from alula.core.errors import InputError
 from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span, activations, linears
+from alula.graphs.passes.smooth import Factors, Smooth, factors_for
 from alula.graphs.rewrite import rewrite
+
+_NONE: Factors = MappingProxyType({})
 
 
 def layers(model: ir.Model) -> tuple[str, ...]:
@@ -17,9 +23,9 @@ def layers(model: ir.Model) -> tuple[str, ...]:
     return tuple(str(node.name) for node in linears(model))
 
 
-def observe(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+def observe(model: ir.Model, smoothing: Factors = _NONE) -> tuple[ir.Model, tuple[str, ...]]:
     """A copy that also gives every activation that a linear reads, and the names of these outputs."""
-    copy = rewrite(model, [ShapeInferencePass()])
+    copy = rewrite(model, [Smooth(smoothing), ShapeInferencePass()])
     named = activations(copy)
     if not named:
         raise InputError("there is no linear with a constant fp32 weight, so there is nothing to calibrate")
@@ -34,12 +40,23 @@ def observe(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     return copy, tuple(named)
 
 
+def smoothing_for(model: ir.Model, amplitudes: Mapping[str, NDArray[Any]]) -> Factors:
+    """What channels are divided by, from the largest magnitude that each was seen with."""
+    if missing := sorted(set(activations(model)) - set(amplitudes)):
+        raise InputError(f"no amplitudes for {missing[0]}; {len(amplitudes)} are given")
+    return factors_for(model, amplitudes)
+
+
 def quantize(
     model: ir.Model,
     ranges: Mapping[str, Span],
     *,
     keep: frozenset[str] = frozenset(),
+    smoothing: Factors = _NONE,
     scheme: Scheme = DEFAULT,
 ) -> ir.Model:
-    """A copy whose linears multiply int8, those named in `keep` excepted; `ranges` are of what `observe` gives."""
-    return rewrite(model, [Quantize(ranges, keep, scheme)])
+    """A copy whose linears multiply int8, those named in `keep` excepted.
+
+    `ranges` are of what `observe` gave with the same `smoothing`.
+    """
+    return rewrite(model, [Smooth(smoothing, keep), Quantize(ranges, keep, scheme)])
