@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from alula.core.errors import InputError, MissingExtraError
-from alula.engines import BACKENDS, backend, installed, resolve
+from alula.engines import BACKENDS, TARGETS, backend, importable, resolve
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
@@ -26,10 +26,21 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
         InputError, match=r"^no engine 'openvin'; there are openvino, onnxruntime, torch, fake$"
     ):
         backend("openvin")
-    with pytest.raises(
-        InputError, match=r"^no target 'gpu'; there are auto, cpu, openvino, onnxruntime, torch, fake$"
-    ):
-        resolve("gpu")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("gpu", "no target 'gpu'"),
+        ("fake", "no target 'fake'"),
+        ("torch", "target 'torch' is what bundles are compared with, not built for"),
+        ("tensorrt", "target 'tensorrt' is not built yet"),
+    ],
+)
+def test_a_target_that_nothing_is_built_for_is_refused_with_those_there_are(target: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"^{said}; there are auto, cpu, openvino, onnxruntime$"):
+        resolve(target)
+    assert target not in TARGETS
 
 
 @pytest.mark.parametrize("name", ["cuda", "tensorrt", "tensorrt-rtx"])
@@ -51,7 +62,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name
     without(monkeypatch, name)
     with pytest.raises(MissingExtraError, match=f"^engine '{name}' needs: pip install 'alula\\[{extra}\\]'$"):
         backend(name)
-    assert not installed(name)
+    assert not importable(name)
 
 
 @pytest.mark.parametrize("target", ["auto", "cpu"])

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from alula.core.engine import Backend
 from alula.core.errors import InputError, MissingExtraError
 
-__all__ = ["BACKENDS", "backend", "installed", "resolve"]
+__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve"]
 
 
 def _openvino() -> Backend:
@@ -50,6 +50,8 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 
 # In the order "auto" and "cpu" try them: OpenVINO was the faster one on every CPU measured.
 CPU = ("openvino", "onnxruntime")
+TARGETS = ("auto", "cpu", *CPU)
+"""What a bundle may be built for; the other backends are the reference and a stand-in for tests."""
 NOT_YET = ("cuda", "tensorrt", "tensorrt-rtx")
 
 
@@ -62,7 +64,7 @@ def backend(name: str) -> Backend:
     return BACKENDS[name]()
 
 
-def installed(name: str) -> bool:
+def importable(name: str) -> bool:
     """Whether the library behind an engine can be imported here."""
     if name in sys.modules:
         return sys.modules[name] is not None
@@ -71,15 +73,18 @@ def installed(name: str) -> bool:
 
 def resolve(target: str) -> str:
     """The engine that a target names: "auto" and "cpu" choose one, every other name is that engine or refused."""
+    there_are = f"there are {', '.join(TARGETS)}"
     if target in {"auto", "cpu"}:
         for name in CPU:
-            if installed(name):
+            if importable(name):
                 return name
         raise MissingExtraError(f"target {target!r}", "cpu")
     if target in NOT_YET:
-        raise InputError(f"target {target!r} is not built yet; there are auto, cpu, {', '.join(BACKENDS)}")
-    if target not in BACKENDS:
-        raise InputError(f"no target {target!r}; there are auto, cpu, {', '.join(BACKENDS)}")
+        raise InputError(f"target {target!r} is not built yet; {there_are}")
+    if target == "torch":
+        raise InputError(f"target 'torch' is what bundles are compared with, not built for; {there_are}")
+    if target not in CPU:
+        raise InputError(f"no target {target!r}; {there_are}")
     return target
 
 
