@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from alula.bundles import document, finite
 from alula.core.check import Check
+
+_FIGURE = re.compile(r"([<>]= )?-?(\d[\d.]*(e[-+]?\d+)?|nan|inf)")
+_GAP = 2
+# No text is folded into less, whatever the terminal: words stay whole.
+_TEXT = 24
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -51,16 +58,23 @@ def print_json(command: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> 
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; columns of figures are aligned right."""
+    """A table on stdout: columns of figures are aligned right and never narrowed, texts are folded to fit."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    needed, least = 0, 0
     for index, column in enumerate(columns):
-        figures = bool(rows) and all(_is_figure(row[index]) for row in rows)
-        table.add_column(column, justify="right" if figures else "left", no_wrap=True)
+        cells = [row[index] for row in rows]
+        figures = bool(cells) and all(map(_is_figure, cells))
+        table.add_column(column, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
+        width = max(cell_len(line) for cell in (column, *cells) for line in cell.splitlines() or [""])
+        needed += width + (_GAP if index else 0)
+        least += (width if figures else min(width, _TEXT)) + (_GAP if index else 0)
     for row in rows:
         table.add_row(*row)
-    # A pipe has no width to fit into, and a cut figure is a wrong figure.
-    width = None if sys.stdout.isatty() else 160
-    _console(width=width).print(table)
+    # A pipe has no width to fit into; where folding would not make it fit, the terminal breaks the lines.
+    shown = _console().width
+    fits = sys.stdout.isatty() and least <= shown
+    width = min(needed, shown) if fits else needed
+    _console(width=max(width, 1)).print(table)
 
 
 def print_checks(checks: Sequence[Check]) -> None:
@@ -73,9 +87,9 @@ def print_checks(checks: Sequence[Check]) -> None:
                 check.output,
                 check.metric,
                 str(check.samples),
-                figure(check.worst),
-                figure(check.mean),
-                (">= " if check.higher_is_better else "<= ") + figure(check.limit),
+                number(check.worst),
+                number(check.mean),
+                (">= " if check.higher_is_better else "<= ") + number(check.limit),
                 check.reference,
                 "passed" if check.passed else "FAILED",
             )
@@ -85,10 +99,10 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def _is_figure(cell: str) -> bool:
-    return cell.lstrip("<>=- ")[:1].isdigit()
+    return _FIGURE.fullmatch(cell) is not None
 
 
-def figure(value: float) -> str:
+def number(value: float) -> str:
     """A number with the digits that matter: 0.999873, 2.4e-06, 12.3."""
     if value != 0 and abs(value) < 1e-3:
         return f"{value:.1e}"
