@@ -26,6 +26,8 @@ def test_axes_are_read_from_their_short_and_long_options() -> None:
         ("4:2:8", "axis 'batch': need 1 <= min <= opt <= max, got 4:2:8"),
         ("0:1:2", "axis 'batch': need 1 <= min"),
         ("1:2:\u0663", "axis 'batch': got"),
+        ("1:1:2147483648", "axis 'batch': got 2147483648, expected at most 2147483647"),
+        ("1:1:" + "9" * 5000, "axis 'batch': got 9+, expected at most 2147483647"),
     ],
 )
 def test_a_malformed_range_is_refused_by_name(text: str, message: str) -> None:
@@ -44,3 +46,18 @@ def test_shapes_are_rows_by_tokens() -> None:
     assert parse_shapes("1x128, 8x64") == ((1, 128), (8, 64))
     with pytest.raises(InputError, match="--shapes '8by64': expected ROWSxTOKENS"):
         parse_shapes("1x128,8by64")
+
+
+@pytest.mark.parametrize("text", ["1x\u00b2", "1x\u0663", "1x-2", "x", "", "1x2x3"])
+def test_a_malformed_shape_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InputError, match=f"--shapes '{text}': expected ROWSxTOKENS, such as 1x128"):
+        parse_shapes(text)
+
+
+def test_a_shape_larger_than_any_axis_is_refused() -> None:
+    with pytest.raises(InputError, match="--shapes '1x99999999999': got 99999999999, expected at most"):
+        parse_shapes("1x99999999999")
+
+
+def test_the_largest_size_of_an_axis_is_read() -> None:
+    assert parse_range("batch", "1:1:0002147483647") == Range(1, 1, 2**31 - 1)

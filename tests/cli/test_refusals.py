@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,18 @@ def test_without_a_network_a_hub_id_says_what_to_do(tmp_path: Path) -> None:
         (("--task", "reranking"), "reranking needs a classifier with one label, the checkpoint has 2"),
         (("--task", "question-answering"), "task question-answering needs the layer 'qa_outputs'"),
         (("--pooling", "median"), "pooling 'median' is not one of: mean, cls"),
+        (("--target", "fake"), "no target 'fake'; there are auto, cpu, openvino, onnxruntime"),
+        (
+            ("--target", "torch"),
+            "target 'torch' is what bundles are compared with, not built for; there are auto",
+        ),
+        (("--batch", "1:1:99999999999999999999"), "axis 'batch': got 99999999999999999999, expected at most"),
+        (("--name", ""), "--name '': expected one line of characters that can be printed"),
+        (("--name", "a\nb"), "--name 'a\\nb': expected one line"),
+        (("--name", "a\x1b[2J"), "--name 'a\\x1b[2J': expected one line"),
+        (("--name", "a\udcff"), "--name 'a\\udcff': expected one line"),
+        (("-o", ""), "--output is empty; expected the bundle's folder"),
+        (("-o", "out\udcff"), "--output 'out\\udcff': the path is not UTF-8, and runtimes open no other"),
         (
             ("--task", "reranking", "--pooling", "cls"),
             "reranking needs a classifier with one label",
@@ -94,3 +107,60 @@ def test_a_choice_that_does_not_fit_is_refused_by_name(
     args: tuple[str, ...], said: str, minilm_folder: Path, tmp_path: Path
 ) -> None:
     assert refused(tmp_path, str(minilm_folder), *args).startswith(said.format(model=minilm_folder))
+
+
+def test_an_empty_model_is_not_the_working_folder(
+    minilm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(minilm_folder)
+    assert refused(tmp_path, "") == "the model's name is empty; expected a folder or a hub id"
+
+
+def test_a_checkpoint_without_tokenizer_is_refused_before_any_work(
+    minilm_folder: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(minilm_folder, model, ignore=shutil.ignore_patterns("tokenizer.json"))
+    said = refused(tmp_path, str(model))
+    assert said.startswith(
+        f"{model} has no tokenizer.json, without which a bundle cannot take texts; make one"
+    )
+    assert said.endswith("or build for token ids alone with --no-tokenizer")
+    # Asked for, it is not what the next refusal is about.
+    assert refused(tmp_path, str(model), "--no-tokenizer", "--task", "reranking").startswith(
+        "reranking needs"
+    )
+
+
+def test_a_configuration_that_does_not_fit_the_weights_is_refused_without_torch(
+    minilm_folder: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(minilm_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "hidden_size": 768}))
+    command = [sys.executable, "-m", "alula", "build", str(model), "-o", str(tmp_path / "out")]
+    env = {**os.environ, "ALULA_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [*command, "--reference", "own-graph"], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "alula: embeddings.position_embeddings.weight is 512 x 384, its config.json calls for 512 x 768"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [
+        ("no/where.svg", "there is no folder no; make it first"),
+        (".", "is a folder, expected a file to write"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_refused_before_measuring(
+    figure: str, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "alula", "bench", "bundle", "--figure", figure]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"alula: --figure {figure}: {said}\n")

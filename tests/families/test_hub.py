@@ -19,8 +19,16 @@ import pytest
 from safetensors.numpy import save
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 20,
+}
 FILES = {
-    "config.json": json.dumps({"model_type": "bert"}).encode(),
+    "config.json": json.dumps(CONFIG).encode(),
     "model.safetensors": save({"weight": np.ones(3, np.float32)}),
     "pytorch_model.bin": b"never fetched",
     "onnx/model.onnx": b"never fetched",
@@ -130,3 +138,17 @@ def test_a_hub_that_says_nothing_is_not_waited_for(silent: str, tmp_path: Path) 
     assert perf_counter() - start < 25  # five seconds, and what the imports take on a busy machine
     assert said.startswith("no folder tiny/model, and fetching 'tiny/model' at 'main' from the hub failed: ")
     assert "\n" not in said
+
+
+def test_a_model_of_the_hub_without_a_tokenizer_is_refused_by_build(hub: str, tmp_path: Path) -> None:
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "alula", "build", "tiny/model", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        "alula: tiny/model has no tokenizer.json, without which a bundle cannot take texts;"
+    )
+    assert "from_pretrained('tiny/model', use_fast=True)" in said
+    assert not (tmp_path / "out").exists()

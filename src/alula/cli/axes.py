@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from alula.core.errors import InputError
 from alula.core.profile import Range
 
+LARGEST = 2**31 - 1
+"""Of an axis: runtimes count sizes in 32 bits, some of them."""
+
 
 def parse_axes(batch: str | None, length: str | None, axis: Sequence[str]) -> dict[str, Range]:
     """The ranges given, by axis name; an axis given twice is refused."""
@@ -31,9 +34,17 @@ def parse_range(name: str, text: str) -> Range:
         raise InputError(
             f"axis {name!r}: got {text!r}, expected MIN:OPT:MAX in whole numbers, such as 1:8:64"
         )
-    sizes = [int(part) for part in parts]
+    sizes = [parse_size(f"axis {name!r}", part) for part in parts]
     low, opt, high = sizes if len(sizes) == 3 else sizes * 3
     try:
         return Range(low, opt, high)
     except InputError as error:
         raise InputError(f"axis {name!r}: {error}") from error
+
+
+def parse_size(where: str, digits: str) -> int:
+    """A size in ASCII digits, as large as an axis can be."""
+    # By length first: Python itself refuses to read thousands of digits.
+    if len(digits.lstrip("0")) > len(str(LARGEST)) or int(digits) > LARGEST:
+        raise InputError(f"{where}: got {digits}, expected at most {LARGEST}")
+    return int(digits)

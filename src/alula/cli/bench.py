@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer
 
-from alula.bench import figure as draw
+from alula.bench import figure as drawing
 from alula.bundles import Bundle
+from alula.cli.axes import parse_size
 from alula.cli.console import Phases, print_json
 from alula.core.errors import InputError
 from alula.core.machine import cpu_name, usable_cores
@@ -20,7 +22,11 @@ def bench(
         help="A bundle's folder; several of one model are compared.", show_default=False
     ),
     shapes: str = typer.Option(SHAPES, help="Shapes to measure, ROWSxTOKENS, separated by commas."),
-    rounds: int = typer.Option(30, min=3, help="Timed calls per engine and shape."),
+    rounds: int = typer.Option(
+        30,
+        min=3,
+        help="Rounds per shape; in each, every engine has one turn of 4 timed calls. After 20 s no other is begun.",
+    ),
     threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
     model: str | None = typer.Option(
         None, help="The checkpoint, where it is no longer where it was built from."
@@ -31,6 +37,8 @@ def bench(
 ) -> int:
     """Measure bundles and PyTorch in turns, print the ratios, and keep the timings in the bundles."""
     sizes = parse_shapes(shapes)
+    if figure is not None:
+        check_figure(figure)
 
     from alula.prove import BenchRequest, bench_bundles, text_of  # noqa: PLC0415 - `alula --help` stays quick
 
@@ -38,8 +46,6 @@ def bench(
     opened = [Bundle.open(bundle) for bundle in bundles]
     measured = bench_bundles(opened, request, Phases())
     where = f"{cpu_name()}, {threads or usable_cores()} threads"
-    if figure is not None:
-        figure.write_text(draw(measured.rows, f"{opened[0].model.name}: latency", where), encoding="utf-8")
     if as_json:
         rows = [row.as_json() for row in measured.rows]
         ratios = [row.as_json() for row in measured.ratios]
@@ -47,7 +53,20 @@ def bench(
     else:
         print(text_of(measured))
         print(f"on {where}; accuracy: the worst of the bundle's checks against its reference")
+    if figure is not None:
+        title = f"{opened[0].model.name}: latency"
+        figure.write_text(drawing(measured.rows, title, where), encoding="utf-8")
     return 0
+
+
+def check_figure(path: Path) -> None:
+    """Refuse, before minutes of measuring, a file that cannot be written."""
+    if path.is_dir():
+        raise InputError(f"--figure {path}: is a folder, expected a file to write")
+    if not path.parent.is_dir():
+        raise InputError(f"--figure {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"--figure {path}: may not be written")
 
 
 def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
@@ -55,7 +74,8 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
     shapes = []
     for item in text.split(","):
         rows, cross, tokens = item.strip().partition("x")
-        if not (cross and rows.isdigit() and tokens.isdigit()):
+        if not (cross and item.isascii() and rows.isdigit() and tokens.isdigit()):
             raise InputError(f"--shapes {item!r}: expected ROWSxTOKENS, such as 1x128")
-        shapes.append((int(rows), int(tokens)))
+        where = f"--shapes {item!r}"
+        shapes.append((parse_size(where, rows), parse_size(where, tokens)))
     return tuple(shapes)

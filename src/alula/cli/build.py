@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 import typer
 
+from alula import families
 from alula.bundles import Bundle, check_to_json
 from alula.cli.axes import parse_axes
 from alula.cli.console import Phases, print_checks, print_json, print_rows
-from alula.core.words import POOLINGS, TASKS, choice
+from alula.core.errors import InputError
+from alula.core.words import POOLINGS, TASKS, check_opset, choice, precisions_of
 
 GATE_FAILED = 3
 
 
 def build(
     model: str = typer.Argument(help="A HuggingFace folder or hub id.", show_default=False),
-    output: Path = typer.Option(..., "--output", "-o", help="The bundle's folder.", show_default=False),
+    output: str = typer.Option(
+        ..., "--output", "-o", metavar="FOLDER", help="The bundle's folder.", show_default=False
+    ),
     name: str | None = typer.Option(
-        None, help="What requests call the model.  [default: the checkpoint's name]"
+        None, help="What requests call the model.", show_default="the checkpoint's name"
     ),
     target: str = typer.Option("auto", help="auto, cpu, openvino or onnxruntime."),
     precision: str = typer.Option("auto", help="fp32, bf16, or auto: the fastest within the limits."),
@@ -27,9 +33,14 @@ def build(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
     ),
     pooling: str | None = typer.Option(None, help=f"For embeddings: one of {', '.join(POOLINGS)}."),
-    batch: str | None = typer.Option(None, metavar="MIN:OPT:MAX", help="Rows per call.  [default: 1:8:64]"),
+    batch: str | None = typer.Option(
+        None, metavar="MIN:OPT:MAX", help="Rows per call.", show_default="1:8:64"
+    ),
     length: str | None = typer.Option(
-        None, metavar="MIN:OPT:MAX", help="Tokens per row.  [default: 2:128:512]"
+        None,
+        metavar="MIN:OPT:MAX",
+        help="Tokens per row.",
+        show_default="2:128:512, cut to what the model takes",
     ),
     axis: list[str] = typer.Option(
         [], metavar="NAME=MIN:OPT:MAX", help="Sizes of any axis; can be repeated."
@@ -39,6 +50,11 @@ def build(
         "auto", help="auto, pytorch, golden or own-graph: what the result is held to."
     ),
     revision: str = typer.Option("main", help="Branch, tag or commit of a hub model."),
+    no_tokenizer: bool = typer.Option(
+        False,
+        "--no-tokenizer",
+        help="Build without tokenizer.json: for token ids alone, not for run and serve.",
+    ),
     cache: bool = typer.Option(
         True, help="Take the bundle from the cache if these inputs were built before."
     ),
@@ -50,13 +66,23 @@ def build(
     if pooling is not None:
         choice("pooling", pooling, POOLINGS)
     axes = parse_axes(batch, length, axis)
+    to = bundle_folder(output)
+    if name is not None:
+        check_name(name)
+    if opset is not None:
+        check_opset(opset)
 
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
+    from alula.engines import resolve  # noqa: PLC0415
+
+    precisions_of(resolve(target), precision)
+    if not no_tokenizer:
+        check_tokenizer(model, revision, task, pooling)
 
     request = BuildRequest(
         model=model,
-        to=output,
+        to=to,
         name=name,
         revision=revision,
         task=task,
@@ -75,6 +101,32 @@ def build(
     return 0 if all(check.passed for check in built.bundle.checks) else GATE_FAILED
 
 
+def bundle_folder(text: str) -> Path:
+    """The folder that `--output` names: not the working folder by an empty word, and one that runtimes can open."""
+    if not text.strip():
+        raise InputError("--output is empty; expected the bundle's folder")
+    try:
+        os.path.abspath(text).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"--output {text!r}: the path is not UTF-8, and runtimes open no other") from error
+    return Path(text)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no request could give, or that would spoil a line of a log."""
+    if not (name.strip() and name.isprintable()):
+        raise InputError(f"--name {name!r}: expected one line of characters that can be printed")
+
+
+def check_tokenizer(model: str, revision: str, task: str | None, pooling: str | None) -> None:
+    """Refuse a checkpoint without a tokenizer, on disk or on the hub, before any work."""
+    if not (families.locate(model, revision) / families.TOKENIZER).is_file():
+        checkpoint = families.open_checkpoint(model, revision)
+        # What is wrong with the model itself comes first: no tokenizer cures it.
+        families.describe(checkpoint, task, pooling)
+        families.refuse_without_tokenizer(checkpoint)
+
+
 def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> None:
     """What was built, the evidence, the precisions tried."""
     if as_json:
@@ -85,16 +137,7 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
             cached=cached,
             seconds=round(seconds, 3),
             verified=bundle.verified,
-            precisions=[
-                {
-                    "precision": r.precision,
-                    "passed": r.passed,
-                    "p50_ms": r.p50_ms,
-                    "taken": r.taken,
-                    "reason": r.reason,
-                }
-                for r in bundle.manifest.rungs
-            ],
+            precisions=[asdict(rung) for rung in bundle.manifest.rungs],
         )
         return
     print_checks(bundle.checks)

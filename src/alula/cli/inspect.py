@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from alula.bundles import Bundle
+from alula.bundles import Bundle, check_to_json
 from alula.cli.build import print_rungs, verdict
-from alula.cli.console import print_checks, print_rows
+from alula.cli.console import print_checks, print_json, print_rows
 
 
 def inspect(
@@ -18,9 +18,6 @@ def inspect(
     """Show a bundle's model, engine, profile, precisions tried, checks and files."""
     opened = Bundle.open(bundle)
     if as_json:
-        from alula.bundles import check_to_json  # noqa: PLC0415 - only here
-        from alula.cli.console import print_json  # noqa: PLC0415
-
         rows = [check_to_json(check) for check in opened.checks]
         print_json("inspect", rows, verified=opened.verified, manifest=opened.manifest.to_json())
         return 0

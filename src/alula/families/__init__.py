@@ -6,13 +6,27 @@ from typing import TYPE_CHECKING
 
 from alula.core.errors import MissingExtraError
 from alula.core.model import ModelSpec
-from alula.families.checkpoint import Checkpoint, locate, open_checkpoint, refuse_without_tokenizer
+from alula.families.checkpoint import (
+    TOKENIZER,
+    Checkpoint,
+    locate,
+    open_checkpoint,
+    refuse_without_tokenizer,
+)
 from alula.families.tasks import describe
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Checkpoint", "describe", "locate", "open_checkpoint", "refuse_without_tokenizer", "write"]
+__all__ = [
+    "TOKENIZER",
+    "Checkpoint",
+    "describe",
+    "locate",
+    "open_checkpoint",
+    "refuse_without_tokenizer",
+    "write",
+]
 
 
 def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 23) -> ir.Model:

@@ -65,15 +65,17 @@ def locate(model: str, revision: str = "main") -> Path:
     return _fetch(model, revision)
 
 
-def refuse_without_tokenizer(model: str, root: Path) -> None:
-    """Refuse a checkpoint that gives no texts a meaning; a folder that is no checkpoint is for others to refuse."""
-    if (root / "config.json").is_file() and not (root / TOKENIZER).is_file():
-        raise InputError(
-            f"{model} has no {TOKENIZER}, without which a bundle cannot take texts; make one with transformers: "
-            f"python -c \"import transformers as t; t.AutoTokenizer.from_pretrained('{model}', use_fast=True)"
-            ".save_pretrained('FOLDER')\", and copy it beside config.json; "
-            "or build for token ids alone with --no-tokenizer"
-        )
+def refuse_without_tokenizer(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose bundle could take no texts, with the cure."""
+    if (checkpoint.root / TOKENIZER).is_file():
+        return
+    source = _source(checkpoint.root, checkpoint.name, checkpoint.revision)
+    raise InputError(
+        f"{source} has no {TOKENIZER}, without which a bundle cannot take texts; make one with transformers: "
+        f"python -c \"import transformers as t; t.AutoTokenizer.from_pretrained('{source}', use_fast=True)"
+        ".save_pretrained('FOLDER')\", and put it beside config.json; "
+        "or build for token ids alone with --no-tokenizer"
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -119,11 +121,16 @@ def _read(root: Path, name: str, revision: str) -> Checkpoint:
     config = read_json(root / "config.json")
     files = weight_files(root)
     if not files:
-        source = str(root) if revision == "local" else name
+        source = _source(root, name, revision)
         raise InputError(f"{source} has no {SINGLE} and no {INDEX}; {_conversion(source, config)}")
     for path in files:
         read_header(path)
     return Checkpoint(root=root, name=name, revision=revision, config=config, digest=_digest(root))
+
+
+def _source(root: Path, name: str, revision: str) -> str:
+    """What to call the checkpoint by: a hub id, or the folder where it lies."""
+    return str(root) if revision == "local" else name
 
 
 def _conversion(source: str, config: Mapping[str, Any]) -> str:
