@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import typer
 
-from alula import __version__
+import alula
 from alula.core.errors import AlulaError, InputError, Overloaded
 
-COMMANDS = ("build", "verify", "bench", "inspect", "run", "serve", "doctor")
+COMMANDS = {
+    "build": "From a checkpoint to a compiled, proved and measured bundle.",
+    "verify": "Hold a bundle to a reference again.",
+    "bench": "Latency, throughput, load time and memory, beside PyTorch.",
+    "inspect": "What a bundle holds and what it is worth.",
+    "run": "One answer, without a server.",
+    "serve": "Bundles behind HTTP.",
+    "doctor": "What this machine can do, and what is missing.",
+}
+INTERRUPTED = 130
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -20,22 +33,23 @@ def application(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="alula",
         help="From a HuggingFace checkpoint to a proved, measured and served engine.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        # Plain help: rich takes "[...]" for markup, and cuts words that do not fit.
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     named = [word for word in words if word in COMMANDS][:1]
     for name in named or COMMANDS:
         module = import_module(f"alula.cli.{name}")
-        app.command(name)(getattr(module, name))
+        app.command(name, short_help=COMMANDS[name])(getattr(module, name))
     return app
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"alula {__version__}")
+        print(f"alula {alula.__version__}")
         raise typer.Exit
 
 
@@ -52,18 +66,50 @@ def _options(
 
 
 def main() -> int:
-    """Run one command; 0 fine, 1 our fault or the engine's, 2 what the caller gave, 3 the gate failed."""
+    """Run one command; the codes are those of docs/cli.md, 0 to 3 and 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path need not be text; what stdout cannot show is escaped, as it is on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    code = _run()
     try:
-        result = application(sys.argv[1:])(standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try again when it ends, and complain in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A reader such as `head` that has enough is no error to speak of.
+        return 1 if isinstance(error, BrokenPipeError) else _fail(f"standard output: {error.strerror}", 1)
+    return code
+
+
+def _run() -> int:
+    try:
+        words = sys.argv[1:] or ["--help"]
+        result = application(words)(words, prog_name="alula", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted; nothing was changed", 130)
+        result = INTERRUPTED
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (see alula --help, alula COMMAND --help)", error.exit_code)
     except (InputError, Overloaded) as error:
         return _fail(str(error), 2)
     except AlulaError as error:
         return _fail(str(error), 1)
-    return int(result or 0)
+    except OSError as error:
+        return _fail(*system_refused(error))
+    # The command-line library makes Control-C this code, and prints nothing.
+    return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+
+
+def system_refused(error: OSError) -> tuple[str, int]:
+    """What the operating system refused, on which path, and whether that path is the caller's."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        _, path, reason = error.args[0][0]
+        return f"{path}: {reason}", 2
+    lines = str(error).splitlines() or [type(error).__name__]
+    if not isinstance(error.filename, str | bytes):
+        return error.strerror or lines[0], 1
+    path = os.fsdecode(error.filename)
+    ours = Path(path).is_relative_to(Path(alula.__file__).parent)
+    return f"{path}: {error.strerror}", 1 if ours else 2
 
 
 def _fail(message: str, code: int) -> int:
