@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alula.bundles.digest import of_value
 from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Engine, Plan
 from alula.core.errors import InputError, ManifestError
 from alula.core.graph import Graph
+from alula.core.identity import identity
 from alula.core.model import ModelSpec, Part
 from alula.core.parse import get, get_each, get_one, get_words
 from alula.core.profile import Profile, Range
@@ -57,10 +57,8 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """A digest of what is served: everything but the evidence, which `verify` and `bench` renew."""
-        raw = self.to_json()
-        kept = [file for file in raw["files"] if file["path"] not in {"checks.json", "timings.json"}]
-        return of_value([raw["model"], raw["graphs"], raw["engines"], kept])
+        """A digest of all but the evidence, which `verify` and `bench` renew."""
+        return identity(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The document, ready for `json.dump`."""

@@ -14,14 +14,16 @@ from alula.cli.console import Phases, print_json
 from alula.core.errors import InputError
 from alula.core.machine import cpu_name, usable_cores
 
-SHAPES = "1x32,1x128,8x128"
-
 
 def bench(
     bundles: list[Path] = typer.Argument(
         help="A bundle's folder; several of one model are compared.", show_default=False
     ),
-    shapes: str = typer.Option(SHAPES, help="Shapes to measure, ROWSxTOKENS, separated by commas."),
+    shapes: str | None = typer.Option(
+        None,
+        help="Shapes to measure, ROWSxTOKENS, separated by commas; if not given, those of 1x32, 1x128 and 8x128 "
+        "that the bundles take.",
+    ),
     rounds: int = typer.Option(
         30,
         min=3,
@@ -36,7 +38,7 @@ def bench(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
     """Measure bundles and PyTorch in turns, print the ratios, and keep the timings in the bundles."""
-    sizes = parse_shapes(shapes)
+    sizes = () if shapes is None else parse_shapes(shapes)
     if figure is not None:
         check_figure(figure)
 

@@ -21,7 +21,10 @@ def verify(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of tables."),
 ) -> int:
-    """Compare a bundle with a reference on ragged, masked samples and real texts, and keep the evidence in it."""
+    """Compare a bundle with a reference on ragged, masked samples and real texts, and keep the evidence in it.
+
+    Ends with 3 unless the bundle is verified: every check passed, and one compared with more than the own graph.
+    """
     from alula.prove import verify_bundle  # noqa: PLC0415 - `alula --help` stays quick
 
     proved = verify_bundle(Bundle.open(bundle), reference, model, Phases())
@@ -31,4 +34,4 @@ def verify(
     else:
         print_checks(proved.checks)
         print(f"{proved.root}: {verdict(proved)}")
-    return 0 if all(check.passed for check in proved.checks) else GATE_FAILED
+    return 0 if proved.verified else GATE_FAILED

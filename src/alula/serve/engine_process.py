@@ -1,7 +1,7 @@
 """The process that owns the engines: opens bundles, runs batches, and ends when the front does.
 
 Started as `python -m alula.serve.engine_process FD THREADS first|again BUNDLE SHA256 ...`, where FD is one end of a
-socket pair and SHA256 that of the manifest the front read.
+socket pair and IDENTITY that of the bundle the front read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     engines = Engines(opener or _opener(), threads=int(argv[1]), again=argv[2] == AGAIN)
-    for model, (root, manifest) in enumerate(zip(argv[3::2], argv[4::2], strict=True)):
-        _send(connection, engines.open(model, Named(root=Path(root), manifest=manifest)))
+    for model, (root, identity) in enumerate(zip(argv[3::2], argv[4::2], strict=True)):
+        _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
     while True:
         _send(connection, engines.run(inbox.get()))
 

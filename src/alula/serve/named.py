@@ -5,11 +5,12 @@ Imports little, since the first engine process is started before anything else i
 
 from __future__ import annotations
 
-import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from alula.core.errors import EngineError
+from alula.core.identity import identity
 
 
 class BundleReplaced(EngineError):  # noqa: N818 - what happened to the bundle
@@ -18,27 +19,30 @@ class BundleReplaced(EngineError):  # noqa: N818 - what happened to the bundle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Named:
-    """A bundle's folder, and the SHA-256 of the manifest in it; empty where there is none."""
+    """A bundle's folder, and the identity of the bundle in it; empty where there is none that can be read.
+
+    `alula verify` and `alula bench` may renew the evidence of a bundle that is served.
+    """
 
     root: Path
-    manifest: str
+    identity: str
 
     @classmethod
     def at(cls, root: Path) -> Named:
         """The bundle as it lies there now."""
-        return cls(root=root, manifest=_manifest(root))
+        return cls(root=root, identity=_identity(root))
 
     def refuse_if_replaced(self) -> None:
-        """Refuse a folder whose manifest is another one by now."""
-        if _manifest(self.root) != self.manifest:
+        """Refuse a folder that holds another bundle by now."""
+        if _identity(self.root) != self.identity:
             raise BundleReplaced(
                 f"{self.root}: the bundle was replaced or changed while it was served "
                 "(manifest.json is not the one the server read); restart the server"
             )
 
 
-def _manifest(root: Path) -> str:
+def _identity(root: Path) -> str:
     try:
-        return hashlib.sha256((root / "manifest.json").read_bytes()).hexdigest()
-    except OSError:
+        return identity(json.loads((root / "manifest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, TypeError):
         return ""

@@ -33,7 +33,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(threads), AGAIN if again else FIRST]
         for bundle in bundles:
-            arguments += [str(bundle.root.absolute()), bundle.manifest]
+            arguments += [str(bundle.root.absolute()), bundle.identity]
         with theirs:
             process = subprocess.Popen(
                 [*command, *arguments],
