@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import served
 
+from alula import evidence as evidence_module
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.core.errors import EngineError, InputError
+from alula.core.profile import Profile, Range
 from alula.core.progress import Silent
 from alula.engines import backend
+from alula.engines.torch import reference
+from alula.families import describe, open_checkpoint
 from alula.local import local_engine
 from alula.prove import BenchRequest, bench_bundles, checkpoint_of, verify_bundle
 
@@ -142,6 +147,19 @@ def test_another_tokenizer_is_another_bundle_and_an_unwritable_cache_is_no_failu
     assert "[unused_1]" in (again.bundle.tokenizer / "tokenizer.json").read_text()
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "file" / "cache"))
     assert build(request, Silent()).bundle.verified
+
+
+def test_golden_rows_are_packed_to_what_a_narrow_profile_takes(minilm_folder: Path) -> None:
+    spec = describe(open_checkpoint(str(minilm_folder)))
+    profile = Profile({"batch": Range(3, 3, 3), "length": Range(2, 16, 16)})
+    evidence = evidence_module._golden(spec, profile)
+    assert len(evidence.samples) >= 8
+    for sample, outputs in zip(evidence.samples, evidence.outputs, strict=True):
+        assert profile.takes(sample.sizes)
+        assert outputs["embedding"].shape == (3, 384)
+    with closing(reference(minilm_folder, spec, threads=1)) as session:
+        checks = evidence.judge(session, spec, "fp32")
+    assert all(check.passed and check.samples >= 8 for check in checks)
 
 
 def test_usual_shapes_are_those_that_the_bundle_takes(tmp_path: Path) -> None:

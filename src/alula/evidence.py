@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from alula import families
 from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Plan, Session
@@ -17,7 +19,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
 from alula.engines import backend as backend_named
-from alula.verify import Sample, compare, draw, golden, invariance, texts_for
+from alula.verify import Sample, alone, compare, draw, golden, invariance, texts_for
 
 TEXT_BATCH = 8
 
@@ -119,17 +121,33 @@ def _own_graph(
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
-    """The stored outputs of transformers for these very weights, as far as the profile takes their shapes."""
+    """The stored outputs of transformers for these very weights, packed to batches that the profile takes."""
     stored = golden_of(spec)
     if stored is None:
         raise InputError(f"no golden outputs ship for {spec.name}")
-    pairs = zip(stored.samples, stored.outputs, strict=True)
+    pairs = list(zip(stored.samples, stored.outputs, strict=True))
     within = [(sample, outputs) for sample, outputs in pairs if profile.takes(sample.sizes)]
+    within = within or list(_repacked(pairs, spec, profile))
     return Evidence(
         reference="golden",
         samples=tuple(sample for sample, _ in within),
         outputs=tuple(outputs for _, outputs in within),
     )
+
+
+def _repacked(
+    pairs: Sequence[tuple[Sample, Feeds]], spec: ModelSpec, profile: Profile
+) -> Iterator[tuple[Sample, Feeds]]:
+    """Rows that fit the profile's length, each as one batch of its smallest size: the row, repeated."""
+    rows = profile.axes["batch"].min
+    for sample, outputs in pairs:
+        for row, size in enumerate(sample.mask.sum(axis=1)):
+            one = alone(sample, row, spec, profile)
+            if size <= profile.axes["length"].max and profile.takes(one.sizes):
+                yield (
+                    one,
+                    {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in outputs.items()},
+                )
 
 
 def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:

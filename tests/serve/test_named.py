@@ -7,6 +7,7 @@ import pytest
 import served
 
 from alula.bundles import Bundle
+from alula.core.profile import Range
 from alula.serve.named import BundleReplaced, Named
 
 
@@ -18,7 +19,7 @@ def test_renewed_evidence_is_the_same_bundle_and_another_one_is_not(tmp_path: Pa
     shutil.rmtree(root)
     with pytest.raises(BundleReplaced, match="b: the bundle was replaced or changed while it was served"):
         named.refuse_if_replaced()
-    served.make_bundle(root, batch=served.Range(1, 2, 2))
+    served.make_bundle(root, batch=Range(1, 2, 2))
     with pytest.raises(BundleReplaced, match="restart the server"):
         named.refuse_if_replaced()
 

@@ -20,6 +20,10 @@ def serve(
     max_batch_tokens: int = typer.Option(16_384, min=1, help="Padded tokens of one engine call."),
     max_waiting_rows: int = typer.Option(1_024, min=1, help="Rows that may wait per model; beyond that 429."),
     max_body_bytes: int = typer.Option(2_000_000, min=1, help="Size of a request's body."),
+    max_connections: int = typer.Option(1_000, min=1, help="Connections at once; beyond that 503."),
+    body_timeout_s: float = typer.Option(
+        30.0, min=0.001, help="Seconds a request's body may take to arrive."
+    ),
     grace_s: float = typer.Option(30.0, min=0, help="Seconds admitted requests may take after SIGTERM."),
     log_format: str = typer.Option("none", help="Access log on stderr: none, text or json."),
 ) -> int:
@@ -39,6 +43,8 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         max_waiting_rows=max_waiting_rows,
         max_body_bytes=max_body_bytes,
+        max_connections=max_connections,
+        body_timeout_s=body_timeout_s,
         grace_s=grace_s,
         log_format=next(known for known in LOG_FORMATS if known == log_format),
     )

@@ -1,6 +1,6 @@
 """The process that owns the engines: opens bundles, runs batches, and ends when the front does.
 
-Started as `python -m alula.serve.engine_process FD THREADS first|again BUNDLE SHA256 ...`, where FD is one end of a
+Started as `python -m alula.serve.engine_process FD THREADS first|again BUNDLE IDENTITY ...`, where FD is one end of a
 socket pair and IDENTITY that of the bundle the front read.
 """
 

@@ -5,7 +5,7 @@ from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
 from alula.verify.limits import LIMITS, Limits, limits_for, metrics_for
-from alula.verify.samples import Sample, draw
+from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
 
@@ -21,6 +21,7 @@ __all__ = [
     "Sample",
     "UserMetric",
     "Verdict",
+    "alone",
     "budget_limits",
     "clauses_for",
     "compare",
