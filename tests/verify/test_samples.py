@@ -115,3 +115,8 @@ def test_a_row_alone_is_repeated_and_padded_as_far_as_the_profile_asks() -> None
     admit(SPEC.parts[0].inputs, profile, single.feeds)
     assert single.feeds["input_ids"].tolist() == [[2, 3, 4, 5, 1, 1, 1, 1, 1, 1]] * 3
     assert single.feeds["attention_mask"].sum(axis=1).tolist() == [4, 4, 4]
+
+
+def test_a_profile_wider_than_any_memory_is_sampled_all_the_same() -> None:
+    profile = Profile({"batch": Range(1, 1, 2**31 - 1), "length": Range(2, 8, 8)})
+    assert max(len(sample.mask) for sample in draw(SPEC, profile)) == 512

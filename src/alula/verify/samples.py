@@ -90,8 +90,9 @@ def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]
     yield "ragged, padded right", _within(batch, min(8, CELLS // columns)), columns, False
     columns = _within(length, min(64, length.opt))
     yield "ragged, padded left", _within(batch, 4), columns, True
-    columns = _within(length, CELLS // batch.max)
-    yield "widest", batch.max, columns, False
+    # A profile may allow more rows than anybody can hold; this many short ones are wide enough.
+    rows = _within(batch, CELLS // max(length.min, 2))
+    yield "widest", rows, _within(length, CELLS // rows), False
 
 
 def _within(sizes: Range, wanted: int) -> int:
