@@ -20,7 +20,6 @@ from alula.families import describe, open_checkpoint
 from alula.local import local_engine
 from alula.prove import BenchRequest, bench_bundles, checkpoint_of, verify_bundle
 
-
 NARROW = {"batch": Range(1, 2, 4), "length": Range(2, 16, 64)}
 """Less to compare and to measure than by default, and so quicker."""
 
