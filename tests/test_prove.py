@@ -189,3 +189,16 @@ def test_bench_keeps_each_bundles_own_rows_and_refuses_another_model(tmp_path: P
         bench_bundles([one, other], request, Silent())
     with pytest.raises(InputError, match=r"axis 'length' is 64; built for 2\.\.48"):
         bench_bundles([one], BenchRequest(shapes=((1, 64),), pytorch=False), Silent())
+
+
+def test_a_cache_that_cannot_be_written_gives_way_to_a_folder_nobody_else_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b", target="fake of another machine"))
+    engine = local_engine(bundle)
+    private = engine.path.parent.parent
+    assert private.parent == tmp_path
+    assert private.stat().st_mode & 0o077 == 0

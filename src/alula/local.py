@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from alula.bundles import Bundle, cache_root, shrink
 from alula.bundles.digest import of_value
-from alula.bundles.replace import beside, put
+from alula.bundles.replace import beside, put, temporary_folder
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError
@@ -39,11 +38,9 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
 
 def engines_folder() -> Path:
     """Where compiled engines are kept: the cache, or a temporary folder of the user's if that is read-only."""
-    for folder in (
-        cache_root() / "engines",
-        Path(tempfile.gettempdir()) / f"alula-{os.getuid()}" / "engines",
-    ):
+    for root in (cache_root, temporary_folder):
         try:
+            folder = root() / "engines"
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue

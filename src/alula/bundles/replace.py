@@ -48,8 +48,7 @@ def alone(to: Path) -> Iterator[None]:
         return
     import fcntl  # noqa: PLC0415 - not everywhere
 
-    folder = Path(tempfile.gettempdir()) / f"alula-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = temporary_folder()
     name = hashlib.sha256(str(to).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     with (folder / f"{name}.lock").open("w") as lock:
         try:
@@ -59,6 +58,13 @@ def alone(to: Path) -> Iterator[None]:
                 f"{to}: another process is writing it; wait for it or name another folder"
             ) from error
         yield
+
+
+def temporary_folder() -> Path:
+    """A folder for this user's temporary files, which others cannot read."""
+    folder = Path(tempfile.gettempdir()) / f"alula-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _alive(pid: int) -> bool:
