@@ -163,7 +163,7 @@ def test_golden_rows_are_packed_to_what_a_narrow_profile_takes(minilm_folder: Pa
     evidence = evidence_module._golden(spec, profile)
     assert len(evidence.samples) >= 8
     for sample, outputs in zip(evidence.samples, evidence.outputs, strict=True):
-        assert profile.takes(sample.sizes)
+        assert profile.takes(sample.sizes(spec))
         assert outputs["embedding"].shape == (3, 384)
     with closing(reference(minilm_folder, spec, threads=1)) as session:
         checks = evidence.judge(session, spec, "fp32")

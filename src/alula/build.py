@@ -27,7 +27,7 @@ from alula.evidence import Evidence, choose, gather
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512)}
+DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -137,10 +137,12 @@ def resolve_request(request: BuildRequest) -> Resolved:
 
 def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
     """The ranges given, and defaults cut to what the model takes for the rest."""
-    known = spec.part("encoder").axes
-    if unknown := sorted(set(given) - known):
-        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(sorted(known))}")
-    axes = {axis: given.get(axis, DEFAULT_AXES[axis]) for axis in sorted(known)}
+    known = sorted(spec.part("encoder").axes)
+    if unknown := sorted(set(given) - set(known)):
+        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(known)}")
+    axes = {axis: given.get(axis, DEFAULT_AXES[axis]) for axis in known}
+    if not spec.reads_text:
+        return Profile(axes)
     length, longest = axes["length"], spec.max_length
     if "length" not in given:
         axes["length"] = Range(*(min(size, longest) for size in (length.min, length.opt, length.max)))

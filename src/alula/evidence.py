@@ -126,7 +126,7 @@ def _golden(spec: ModelSpec, profile: Profile) -> Evidence:
     if stored is None:
         raise InputError(f"no golden outputs ship for {spec.name}")
     pairs = list(zip(stored.samples, stored.outputs, strict=True))
-    within = [(sample, outputs) for sample, outputs in pairs if profile.takes(sample.sizes)]
+    within = [(sample, outputs) for sample, outputs in pairs if profile.takes(sample.sizes(spec))]
     within = within or list(_repacked(pairs, spec, profile))
     return Evidence(
         reference="golden",
@@ -143,7 +143,7 @@ def _repacked(
     for sample, outputs in pairs:
         for row, size in enumerate(sample.mask.sum(axis=1)):
             one = alone(sample, row, spec, profile)
-            if size <= profile.axes["length"].max and profile.takes(one.sizes):
+            if size <= profile.axes["length"].max and profile.takes(one.sizes(spec)):
                 yield (
                     one,
                     {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in outputs.items()},
@@ -164,5 +164,5 @@ def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sampl
         batch = rows[start : start + step]
         length = max(profile.axes["length"].min, *(len(row.ids) for row in batch))
         sample = Sample(name=f"texts {start}-{start + step - 1}", feeds=collate(batch, spec, length))
-        if profile.takes(sample.sizes):
+        if profile.takes(sample.sizes(spec)):
             yield sample

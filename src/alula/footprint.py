@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alula.bench import full_feeds, line_of, watch
+from alula.bench import Shape, full_feeds, line_of, watch
 from alula.bundles import Bundle
 from alula.engines import backend
 from alula.local import local_engine
 
 
 def command(
-    bundle: Path, shapes: Sequence[tuple[int, int]], threads: int, checkpoint: Path | None = None
+    bundle: Path, shapes: Sequence[Shape], threads: int, checkpoint: Path | None = None
 ) -> tuple[str, ...]:
     """The child that measures a bundle's engine, or PyTorch on the bundle's checkpoint."""
     described = {
@@ -33,7 +33,7 @@ def command(
 def main(described: Mapping[str, Any]) -> str:
     """Open what is described, run it on every shape, and give the line to print."""
     bundle = Bundle.open(Path(described["bundle"]))
-    feeds = [full_feeds(bundle.model, rows, tokens) for rows, tokens in described["shapes"]]
+    feeds = [full_feeds(bundle.model, tuple(shape)) for shape in described["shapes"]]
     if described["checkpoint"] is not None:
         from alula.engines.torch import reference  # noqa: PLC0415 - a vendor, and only here
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families, footprint
-from alula.bench import Contender, Measured, Turns, measure, measure_apart, table
+from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, table
 from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
@@ -24,7 +24,7 @@ SHAPES = ((1, 32), (1, 128), (8, 128))
 class BenchRequest:
     """What to measure bundles on; without shapes, on those of `SHAPES` that they take."""
 
-    shapes: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[Shape, ...] = ()
     rounds: int = 30
     threads: int = 0
     model: str | None = None
@@ -84,19 +84,25 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
     return measured
 
 
-def _shapes(bundles: Sequence[Bundle], asked: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape, ...]:
     """The shapes asked for, which every bundle must take; or those of the usual ones that every bundle takes."""
     profiles = [bundle.engine("encoder").plan.profile for bundle in bundles]
-    for rows, tokens in asked:
+    model = bundles[0].model
+    axes = model.parts[0].axes
+    for shape in asked:
+        if len(shape) != len(axes):
+            raise InputError(
+                f"shape {'x'.join(map(str, shape))}; {model.name} has the axes {', '.join(axes)}"
+            )
         for profile in profiles:
-            profile.check({"batch": rows, "length": tokens})
+            profile.check(dict(zip(axes, shape, strict=True)))
     if asked:
         return asked
-    tuned = profiles[0].axes["batch"].opt, profiles[0].axes["length"].opt
+    tuned = tuple(profiles[0].axes[axis].opt for axis in axes)
     usual = [
-        (rows, tokens)
-        for rows, tokens in SHAPES
-        if all(profile.takes({"batch": rows, "length": tokens}) for profile in profiles)
+        shape
+        for shape in (SHAPES if model.reads_text else ((1, *tuned[1:]), tuned))
+        if all(profile.takes(dict(zip(axes, shape, strict=True))) for profile in profiles)
     ]
     return tuple(usual) or (tuned,)
 

@@ -72,7 +72,8 @@ class Workshop:
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
-        shape = (self.profile.axes["batch"].min, self.profile.axes["length"].opt)
+        first, *others = self.spec.parts[0].axes
+        shape = (self.profile.axes[first].min, *(self.profile.axes[axis].opt for axis in others))
         with ExitStack() as stack:
             contenders = [
                 Contender(

@@ -66,7 +66,7 @@ def test_engines_take_turns_and_the_first_call_of_a_turn_is_not_counted() -> Non
     world = World()
     sessions = [Timed("A", world, 1.0), Timed("B", world, 2.0), Timed("C", world, 3.0)]
     times = in_turns(
-        sessions, full_feeds(SPEC, 1, 8), Turns(rounds=2, calls=2, least=1, warm_up=1), clock=world
+        sessions, full_feeds(SPEC, (1, 8)), Turns(rounds=2, calls=2, least=1, warm_up=1), clock=world
     )
     assert "".join(world.ran) == "ABC" + "AAABBBCCC" * 2
     assert times == [[[1.0, 1.0]] * 2, [[2.0, 2.0]] * 2, [[3.0, 3.0]] * 2]
@@ -89,8 +89,8 @@ def test_the_warm_up_is_not_counted() -> None:
 def test_no_round_is_begun_after_the_time_is_spent_but_the_least_are_kept() -> None:
     world = World()
     turns = Turns(rounds=50, calls=1, least=4, seconds=1.0, warm_up=0)
-    assert len(in_turns([Timed("A", world, 100.0)], full_feeds(SPEC, 1, 8), turns, clock=world)[0]) == 6
-    assert len(in_turns([Timed("A", world, 9000.0)], full_feeds(SPEC, 1, 8), turns, clock=world)[0]) == 4
+    assert len(in_turns([Timed("A", world, 100.0)], full_feeds(SPEC, (1, 8)), turns, clock=world)[0]) == 6
+    assert len(in_turns([Timed("A", world, 9000.0)], full_feeds(SPEC, (1, 8)), turns, clock=world)[0]) == 4
 
 
 def test_rows_say_what_was_measured_and_ratios_are_against_pytorch() -> None:
@@ -124,7 +124,7 @@ def test_without_pytorch_the_first_is_the_baseline() -> None:
 
 
 def test_feeds_fill_a_shape_with_nothing_masked() -> None:
-    feeds = full_feeds(SPEC, 3, 7)
+    feeds = full_feeds(SPEC, (3, 7))
     assert {name: array.shape for name, array in feeds.items()} == dict.fromkeys(NAMES, (3, 7))
     assert feeds["attention_mask"].all()
     assert len(np.unique(feeds["input_ids"])) > 10

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alula.core.errors import InputError
-from alula.core.words import TASKS
+from alula.core.words import TEXT_TASKS
 from alula.data import MAX_BYTES, Dataset, read
 from alula.data.dataset import Example, digest_of
 
@@ -388,7 +388,7 @@ def test_the_digest_tells_a_pair_from_a_joined_text() -> None:
     assert digest_of([pair]) != digest_of([joined])
 
 
-@given(content=st.binary(max_size=200), task=st.sampled_from(TASKS), skip_bad=st.booleans())
+@given(content=st.binary(max_size=200), task=st.sampled_from(TEXT_TASKS), skip_bad=st.booleans())
 @pytest.mark.parametrize("ending", [".jsonl", ".txt", ".csv"])
 def test_any_bytes_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, ending: str, content: bytes, task: str, skip_bad: bool

@@ -13,7 +13,7 @@ from alula.core.check import Check, verified
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
-from alula.core.words import TASKS
+from alula.core.words import TEXT_TASKS
 from alula.verify import Sample, compare, draw, invariance
 
 HIDDEN, LABELS, VOCABULARY = 16, 5, 40
@@ -187,7 +187,7 @@ def failed(checks: tuple[Check, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_an_engine_equal_to_its_reference_passes(task: str, precision: str) -> None:
     checks = checks_of(task, Encoder(spec_of(task)), precision)
     assert len(checks) >= 2
@@ -197,7 +197,7 @@ def test_an_engine_equal_to_its_reference_passes(task: str, precision: str) -> N
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_every_planted_fault_fails_at_either_precision(task: str, fault: str, precision: str) -> None:
     checks = checks_of(task, FAULTS[fault](spec_of(task)), precision)
     assert failed(checks) != []
@@ -211,7 +211,7 @@ def test_swapped_outputs_fail(precision: str) -> None:
     assert failed(checks) == ["max_error", "max_error", "span_agreement"]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_rounding_as_bf16_does_passes_as_bf16_and_fails_as_fp32(task: str) -> None:
     spec = spec_of(task)
     rounded = Spoiled(spec, lambda outputs: {name: bf16_like(a) for name, a in outputs.items()})
@@ -230,7 +230,7 @@ def test_ones_with_nothing_masked_would_not_notice_an_ignored_mask() -> None:
     assert failed(compare(Encoder(spec), deaf, draw(spec, PROFILE), spec, "fp32", "pytorch")) != []
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_no_samples_is_a_failure_of_every_metric(task: str) -> None:
     spec = spec_of(task)
     checks = compare(Encoder(spec), Encoder(spec), [], spec, "fp32", "pytorch")
@@ -255,14 +255,14 @@ def test_fewer_stored_outputs_than_samples_is_a_failure_not_a_shorter_run() -> N
     assert not verified(checks)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_a_reference_that_gives_nothing_is_a_failure(task: str) -> None:
     spec = spec_of(task)
     checks = compare(Spoiled(spec, missing), Encoder(spec), draw(spec, PROFILE), spec, "fp32", "pytorch")
     assert all(np.isnan(check.worst) and not check.passed for check in checks)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_a_row_alone_equals_the_row_in_a_batch_and_padding_changes_nothing(task: str) -> None:
     spec = spec_of(task)
     checks = invariance(Encoder(spec), draw(spec, PROFILE), spec, PROFILE, "fp32")
@@ -272,7 +272,7 @@ def test_a_row_alone_equals_the_row_in_a_batch_and_padding_changes_nothing(task:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_padding_that_leaks_fails_both(task: str, precision: str) -> None:
     spec = spec_of(task)
     leaky = Encoder(spec, masked=False)
@@ -280,7 +280,7 @@ def test_padding_that_leaks_fails_both(task: str, precision: str) -> None:
     assert {"batch_equals_single", "padding_changes_nothing"} <= set(failed(checks))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 @pytest.mark.parametrize("spoil", [first_row_for_all, first_right_only, rows_swapped, one_nan, shorter])
 def test_a_batch_whose_rows_are_not_their_own_fails(task: str, spoil: Callable[[Outputs], Feeds]) -> None:
     spec = spec_of(task)

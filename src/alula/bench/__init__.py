@@ -1,7 +1,7 @@
 """How fast? Statistics and load, in turns."""
 
 from alula.bench.apart import Footprint, line_of, measure_apart, watch
-from alula.bench.measure import Contender, Measured, Turns, full_feeds, measure
+from alula.bench.measure import Contender, Measured, Shape, Turns, full_feeds, measure
 from alula.bench.report import figure, table
 from alula.bench.rows import BenchRow, RatioRow, parse_row
 from alula.bench.statistics import Latency, Ratio
@@ -16,6 +16,7 @@ __all__ = [
     "RatioRow",
     "Turns",
     "figure",
+    "Shape",
     "full_feeds",
     "line_of",
     "measure",

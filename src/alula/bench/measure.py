@@ -23,6 +23,9 @@ Clock: TypeAlias = Callable[[], int]
 Times: TypeAlias = Sequence[Sequence[float]]
 """Milliseconds of each counted call of one engine, by round."""
 
+Shape: TypeAlias = tuple[int, ...]
+"""Sizes of a model's axes in their order: rows and tokens for text, rows alone for images of a fixed size."""
+
 BASELINE = "torch"
 """The engine that others are compared with where it takes part; otherwise the first."""
 
@@ -73,17 +76,17 @@ class Measured:
 def measure(
     contenders: Sequence[Contender],
     spec: ModelSpec,
-    shapes: Sequence[tuple[int, int]],
+    shapes: Sequence[Shape],
     turns: Turns,
     clock: Clock = time.perf_counter_ns,
 ) -> Measured:
-    """Measure every contender on every shape (rows, tokens), in turns, and compare them round by round."""
+    """Measure every contender on every shape, in turns, and compare them round by round."""
     if not contenders:
         raise InputError("nothing to measure; at least one session is needed")
     rows: list[BenchRow] = []
     ratios: list[RatioRow] = []
     for shape in shapes:
-        feeds = full_feeds(spec, *shape)
+        feeds = full_feeds(spec, shape)
         times = in_turns([c.session for c in contenders], feeds, turns, clock)
         measured = [_row(c, shape, t) for c, t in zip(contenders, times, strict=True)]
         rows += measured
@@ -109,12 +112,25 @@ def in_turns(
     return times
 
 
-def full_feeds(spec: ModelSpec, rows: int, tokens: int, seed: int = 0) -> Feeds:
-    """Random ids of one shape with nothing masked: no engine can gain by skipping padding."""
-    ids = np.random.default_rng(seed).integers(0, spec.vocab_size, size=(rows, tokens))
+def full_feeds(spec: ModelSpec, shape: Shape, seed: int = 0) -> Feeds:
+    """Random ids, or pixels, of one shape with nothing masked: no engine can gain by skipping padding."""
+    part, rng = spec.parts[0], np.random.default_rng(seed)
+    if len(shape) != len(part.axes):
+        raise InputError(
+            f"shape {shape_name(shape)}; {spec.name} has {len(part.axes)} axes: {', '.join(part.axes)}"
+        )
+    sizes = dict(zip(part.axes, shape, strict=True))
+    if not spec.reads_text:
+        return {t.name: rng.normal(size=t.sized(sizes)).astype(t.dtype) for t in part.inputs}
+    ids = rng.integers(0, spec.vocab_size, size=shape)
     values = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     nothing = np.zeros_like(ids)
     return {t.name: values.get(t.name, nothing).astype(t.dtype) for t in spec.parts[0].inputs}
+
+
+def shape_name(shape: Shape) -> str:
+    """A shape as tables and files name it: "8x128"."""
+    return "x".join(str(size) for size in shape)
 
 
 def _timed(session: Session, feeds: Feeds, clock: Clock) -> float:
@@ -123,12 +139,12 @@ def _timed(session: Session, feeds: Feeds, clock: Clock) -> float:
     return (clock() - begun) / 1e6
 
 
-def _row(contender: Contender, shape: tuple[int, int], times: Times) -> BenchRow:
+def _row(contender: Contender, shape: Shape, times: Times) -> BenchRow:
     calls = latency([time_ms for turn in times for time_ms in turn])
     return BenchRow(
         engine=contender.engine,
         precision=contender.precision,
-        shape=f"{shape[0]}x{shape[1]}",
+        shape=shape_name(shape),
         runs=calls.runs,
         p50_ms=calls.p50_ms,
         p90_ms=calls.p90_ms,

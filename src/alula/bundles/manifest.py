@@ -98,7 +98,10 @@ def check_schema(raw: Mapping[str, Any]) -> None:
 
 def check_to_json(check: Check) -> dict[str, Any]:
     """A check with its verdict, which is derived again when it is read."""
-    return {**asdict(check), "passed": check.passed}
+    made = {**asdict(check), "passed": check.passed}
+    if not check.note:
+        del made["note"]
+    return made
 
 
 def parse_check(raw: Mapping[str, Any]) -> Check:
@@ -112,6 +115,7 @@ def parse_check(raw: Mapping[str, Any]) -> Check:
         limit=get(raw, float, "limit"),
         higher_is_better=get(raw, bool, "higher_is_better"),
         reference=_reference(raw),
+        note=get(raw, str, "note") if "note" in raw else "",
     )
 
 

@@ -71,13 +71,12 @@ def check_figure(path: Path) -> None:
         raise InputError(f"--figure {path}: may not be written")
 
 
-def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """`1x128,8x128` as pairs of rows and tokens."""
+def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """`1x128,8x128` as sizes of the model's axes, rows first; which axes there are is the model's to say."""
     shapes = []
     for item in text.split(","):
-        rows, cross, tokens = item.strip().partition("x")
-        if not (cross and item.isascii() and rows.isdigit() and tokens.isdigit()):
+        sizes = item.strip().split("x")
+        if not (item.isascii() and all(size.isdigit() for size in sizes)):
             raise InputError(f"--shapes {item!r}: expected ROWSxTOKENS, such as 1x128")
-        where = f"--shapes {item!r}"
-        shapes.append((parse_size(where, rows), parse_size(where, tokens)))
+        shapes.append(tuple(parse_size(f"--shapes {item!r}", size) for size in sizes))
     return tuple(shapes)

@@ -17,7 +17,7 @@ REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One comparison of an engine with its reference, kept whether it passed or not."""
+    """One comparison of an engine with its reference, kept whether it passed or not; `note` adds what numbers cannot."""
 
     output: str
     metric: str
@@ -27,6 +27,7 @@ class Check:
     limit: float
     higher_is_better: bool
     reference: Reference
+    note: str = ""
 
     @property
     def passed(self) -> bool:

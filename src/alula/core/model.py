@@ -17,9 +17,9 @@ class Part:
     outputs: tuple[TensorSpec, ...]
 
     @property
-    def axes(self) -> frozenset[str]:
-        """Names of the axes that vary from call to call."""
-        return frozenset(d for spec in self.inputs for d in spec.shape if isinstance(d, str))
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes that vary from call to call, in the order they appear in: rows first."""
+        return tuple(dict.fromkeys(d for spec in self.inputs for d in spec.shape if isinstance(d, str)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class ModelSpec:
     """A checkpoint, its task, and the parts it is written as. No weights, no torch.
 
     `digest` is the SHA-256 over config, weights and the files that decide pooling; `max_length` counts
-    tokens, special ones included, and `vocab_size` bounds ids. `pooling` and `normalize` matter for embeddings
+    tokens, special ones included, and `vocab_size` bounds ids; both are 0 for models that read images. `pooling` and `normalize` matter for embeddings
     only, `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits into scores.
     """
 
@@ -45,6 +45,11 @@ class ModelSpec:
     normalize: bool = False
     labels: tuple[str, ...] = ()
     activation: str = "none"
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the inputs are token ids; otherwise they are pixels."""
+        return self.vocab_size > 0
 
     def part(self, name: str) -> Part:
         """Look a part up by name."""

@@ -8,13 +8,21 @@ from typing import Literal, get_args
 from alula.core.errors import InputError
 
 EngineName = Literal["openvino", "onnxruntime", "torch", "fake"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed", "fp8", "int4-weights"]
 Task = Literal[
-    "embeddings", "sequence-classification", "reranking", "token-classification", "question-answering"
+    "embeddings",
+    "sequence-classification",
+    "reranking",
+    "token-classification",
+    "question-answering",
+    "image-classification",
+    "text-recognition",
 ]
 Pooling = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
+IMAGE_TASKS: tuple[Task, ...] = ("image-classification", "text-recognition")
+TEXT_TASKS: tuple[Task, ...] = tuple(task for task in TASKS if task not in IMAGE_TASKS)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
@@ -26,11 +34,14 @@ WRITTEN_OPSET = 23
 
 # Tried, not believed: ONNX Runtime has no bf16 kernels for CPUs and refuses such a graph when it loads it.
 OFFERED: Mapping[str, tuple[Precision, ...]] = {
-    "openvino": ("fp32", "bf16"),
-    "onnxruntime": ("fp32",),
+    "openvino": ("fp32", "bf16", "int8", "int8-mixed"),
+    "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed"),
     "torch": ("fp32", "bf16"),
     "fake": ("fp32",),
 }
+
+NUMBERS_ONLY: Mapping[str, tuple[Precision, ...]] = {"onnxruntime": ("fp16", "fp16-mixed")}
+"""What an engine computes right but slowly, casting around every kernel: to see a GPU's numbers, not to serve."""
 
 
 def refuse_unless_offered(engine: str, precision: str) -> None:
@@ -55,9 +66,15 @@ def check_opset(opset: int) -> None:
 
 
 def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
-    """The precisions to try: all that the engine offers for "auto", else the one named if it is offered."""
-    choice("precision", wanted, ("auto", *PRECISIONS))
+    """The precisions to try, highest first: for "auto" all that the engine runs well, for "mixed" those, else the one named."""
+    choice("precision", wanted, ("auto", "mixed", *PRECISIONS))
+    worthwhile = tuple(p for p in OFFERED[engine] if p not in NUMBERS_ONLY.get(engine, ()))
     if wanted == "auto":
-        return OFFERED[engine]
+        return worthwhile
+    if wanted == "mixed":
+        mixed = tuple(p for p in worthwhile if p.endswith("-mixed"))
+        if not mixed:
+            raise InputError(f"engine {engine!r} offers {', '.join(OFFERED[engine])}, none of them mixed")
+        return mixed
     refuse_unless_offered(engine, wanted)
     return (wanted,)

@@ -18,9 +18,10 @@ Label: TypeAlias = str | float | tuple[str, ...] | tuple[Span, ...] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row: one text or two, its label, and the line of the file it begins on."""
+    """One row: one text or two, or an image (its file, or its bytes); its label, and the line it begins on."""
 
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    image: Path | bytes | None = None
     label: Label = None
     line: int
 

@@ -4,12 +4,13 @@ from alula.verify.budget import CLAUSES, Clause, Verdict, budget_limits, clauses
 from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
-from alula.verify.limits import LIMITS, Limits, limits_for, metrics_for
+from alula.verify.limits import CALIBRATED, LIMITS, Limits, limits_for, metrics_for
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
 
 __all__ = [
+    "CALIBRATED",
     "CLAUSES",
     "LIMITS",
     "Answer",

@@ -13,7 +13,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
 from alula.verify import metrics
-from alula.verify.limits import HIGHER_IS_BETTER, Limits, limits_for, metrics_for
+from alula.verify.limits import HIGHER_IS_BETTER, Limits, limits_for, limits_of_invariance, metrics_for
 from alula.verify.metrics import Flags, Floats
 from alula.verify.samples import Sample, alone, is_right_padded
 
@@ -71,9 +71,9 @@ def invariance(
     pairs: dict[str, list[Answer]] = {}
     if profile.axes["batch"].max > 1:
         pairs["batch_equals_single"] = list(_batched(candidate, usable, spec, profile))
-    if profile.axes["length"].max > profile.axes["length"].min:
+    if "length" in profile.axes and profile.axes["length"].max > profile.axes["length"].min:
         pairs["padding_changes_nothing"] = list(_padded(candidate, usable, spec, profile))
-    limits = limits_for(precision)
+    limits = limits_of_invariance(precision)
     checks = []
     for name, answers in pairs.items():
         for output, metric in _metrics_of(spec):

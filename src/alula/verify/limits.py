@@ -73,14 +73,52 @@ LIMITS: Mapping[str, Limits] = {
             "of the clear ones, one in a hundred may fall to the worst element"
         ),
     ),
+    "fp16": Limits(
+        cosine=0.9998,
+        max_abs=5e-3,
+        max_error=1.25e-2,
+        agreement=0.995,
+        tie=5e-3,
+        reason=(
+            "one rounding is 2^-11, a quarter of bf16's, and so are the limits of distance; cosine falls with the "
+            "square of the distance, 0.9998 being 2 % of a vector's length"
+        ),
+    ),
+    "int8": Limits(
+        cosine=0.95,
+        max_abs=0.1,
+        max_error=0.25,
+        agreement=0.95,
+        tie=5e-2,
+        reason=(
+            "what int8 may cost is for the budget to say, on the user's own data; on texts that it was not calibrated "
+            "with, these limits only tell eight bits from a fault: a wrong scale, swapped outputs, a missing layer"
+        ),
+    ),
 }
+
+LIKE: Mapping[str, str] = {"fp16-mixed": "fp16", "int8-mixed": "int8", "fp8": "int8", "int4-weights": "int8"}
+"""Precisions that are held to the limits of another one."""
+
+CALIBRATED = frozenset({"int8", "int8-mixed", "fp8", "int4-weights"})
+"""Precisions that a budget judges; random token ids, for which no range was measured, say nothing about them."""
 
 
 def limits_for(precision: str) -> Limits:
     """The limits of a precision, by its name."""
-    if precision not in LIMITS:
-        raise InputError(f"no limits for precision {precision!r}; there are {sorted(LIMITS)}")
-    return LIMITS[precision]
+    name = LIKE.get(precision, precision)
+    if name not in LIMITS:
+        raise InputError(f"no limits for precision {precision!r}; there are {sorted([*LIMITS, *LIKE])}")
+    return LIMITS[name]
+
+
+def limits_of_invariance(precision: str) -> Limits:
+    """What a row may change by its neighbours and padding; that costs eight bits no more than sixteen.
+
+    The same values are rounded the same way; sums in another order move a few of them by one step of 255, as one
+    rounding of bf16 does.
+    """
+    return limits_for("bf16" if precision in CALIBRATED else precision)
 
 
 def metrics_for(

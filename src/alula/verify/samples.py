@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
-from alula.core.tensor import Array, Feeds, TensorSpec
+from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 
 CELLS = 1024
 """Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
@@ -36,19 +36,22 @@ class Sample:
 
     @property
     def mask(self) -> Flags:
-        """Which cells are tokens, [batch, length]."""
-        return self.feeds["attention_mask"].astype(np.bool_)
+        """Which cells are tokens, [batch, length]; one cell a row where the inputs are no tokens."""
+        if "attention_mask" in self.feeds:
+            return self.feeds["attention_mask"].astype(np.bool_)
+        first = next(iter(self.feeds.values()))
+        return np.ones((len(first), 1), dtype=np.bool_)
 
-    @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, spec: ModelSpec) -> dict[str, int]:
         """The sizes of its axes."""
-        rows, tokens = self.mask.shape
-        return {"batch": rows, "length": tokens}
+        return axis_sizes(spec.parts[0].inputs, self.feeds)
 
 
 def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]:
     """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest."""
     rng = np.random.default_rng(seed)
+    if not spec.reads_text:
+        return tuple(_drawn_images(rng, spec, profile))
     batch, length = profile.axes["batch"], profile.axes["length"]
     inputs = spec.parts[0].inputs
     samples = []
@@ -65,6 +68,8 @@ def alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile, padding: 
 
     Where the profile starts above one row or above its length, the row is repeated or padded as far as needed.
     """
+    if not spec.reads_text:
+        return _image_alone(sample, row, profile)
     size = int(sample.mask[row].sum())
     columns = max(size + padding, profile.axes["length"].min)
     feeds = {}
@@ -93,6 +98,28 @@ def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]
     # A profile may allow more rows than anybody can hold; this many short ones are wide enough.
     rows = _within(batch, CELLS // max(length.min, 2))
     yield "widest", rows, _within(length, CELLS // rows), False
+
+
+def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> Iterator[Sample]:
+    """The smallest, the tuned and the largest size of every other axis, at few rows and at several."""
+    batch = profile.axes["batch"]
+    others = [axis for axis in spec.parts[0].axes if axis != "batch"]
+    for name, end in (("smallest", "min"), ("tuned", "opt"), ("largest", "max")):
+        sizes = {axis: int(getattr(profile.axes[axis], end)) for axis in others}
+        for rows in sorted({batch.min, _within(batch, 3)}):
+            feeds = {
+                tensor.name: rng.normal(size=tensor.sized({"batch": rows, **sizes})).astype(tensor.dtype)
+                for tensor in spec.parts[0].inputs
+            }
+            yield Sample(name=f"{name}, {rows} rows", feeds=feeds)
+        if not others:
+            return
+
+
+def _image_alone(sample: Sample, row: int, profile: Profile) -> Sample:
+    rows = profile.axes["batch"].min
+    feeds = {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in sample.feeds.items()}
+    return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds)
 
 
 def _within(sizes: Range, wanted: int) -> int:
