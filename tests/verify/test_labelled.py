@@ -38,6 +38,8 @@ TOKENS = spec_of("token-classification", TAGS)
 ANSWERS = spec_of("question-answering", ())
 SCORES = spec_of("reranking", ("LABEL_0",))
 PAIRS = spec_of("embeddings", ())
+LINES = spec_of("text-recognition", ("", *"0123456789"))
+IMAGES = spec_of("image-classification", tuple("abcdefgh"))
 
 
 def judged(
@@ -131,6 +133,37 @@ def test_an_answer_is_one_of_the_accepted_ones_letter_by_letter() -> None:
     assert verdict.check.metric == "exact_match_drop"
 
 
+def test_an_image_is_judged_by_its_best_label_and_by_its_best_five() -> None:
+    labels = ["a", "b", "2", "d"]
+    expected: list[Prediction] = [tuple("abcde"), tuple("bacde"), tuple("abcde"), tuple("dabce")]
+    given: list[Prediction] = [tuple("abcde"), tuple("acdeb"), tuple("abdef"), tuple("dabce")]
+    rows = Labelled(texts=[()] * 4, labels=labels, expected=expected, given=given)
+    first, five = judge_labels(rows, IMAGES, BUDGET, "pytorch")
+    assert (first.check.metric, first.scores) == ("top1_drop", (0.75, 0.5))
+    assert (five.check.metric, five.scores) == ("top5_drop", (1.0, 0.75))
+    few = spec_of("image-classification", tuple("abcde"))
+    assert judged(few, labels, expected, given).check.metric == "top1_drop"
+    with pytest.raises(InputError, match=r"label \('a', 'b'\) of example 1 is none of the model's: a, b, c"):
+        judged(few, [("a", "b")], [("a",)], [("a",)])
+
+
+def test_a_line_is_judged_by_its_characters() -> None:
+    verdict = judged(LINES, ["2026", "10", ""], ["2026", "10", ""], ["202", "10", "1"])
+    assert verdict.check.metric == "character_accuracy_drop"
+    assert verdict.scores == pytest.approx((1.0, 1 - 2 / 6))
+    assert not verdict.check.passed
+    kept = judged(LINES, ["2026"] * 8, ["2026"] * 8, ["2026"] * 8)
+    assert kept.check.passed
+    assert kept.note.startswith("too few samples (8)")
+    won = judged(LINES, ["2026"] * 8, ["2025"] * 8, ["2026"] * 8)
+    assert won.check.worst == pytest.approx(-0.25)
+    assert won.check.passed
+    with pytest.raises(InputError, match="every line is labelled as empty"):
+        judged(LINES, ["", ""], ["", ""], ["", ""])
+    with pytest.raises(InputError, match=r"label 1\.0 of example 1 is no text; expected what the line says"):
+        judged(LINES, [1.0], [""], [""])
+
+
 def test_scores_are_compared_with_labels_by_rank() -> None:
     labels = [0.0, 1.0, 2.0, 3.0]
     kept = judged(SCORES, labels, [0.1, 0.2, 0.3, 0.4], [-9.0, 0.0, 5.0, 100.0])
@@ -164,6 +197,8 @@ def test_scores_that_are_all_the_same_are_refused_as_labels_and_fail_as_predicti
         (CLASSES, ["yes"] * 1000, "yes"),
         (TOKENS, [((0, 1, "PER"),)] * 1000, ((0, 1, "PER"),)),
         (ANSWERS, [("a",)] * 1000, "a"),
+        (LINES, ["1"] * 1000, "1"),
+        (spec_of("image-classification"), ["yes"] * 1000, ("yes", "no")),
         (SCORES, [float(at) for at in range(1000)], None),
     ],
 )

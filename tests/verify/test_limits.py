@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from alula.core.errors import InputError
-from alula.core.words import OFFERED, TEXT_TASKS
+from alula.core.words import OFFERED, TASKS
 from alula.verify.limits import HIGHER_IS_BETTER, LIMITS, limits_for, metrics_for
 
 
@@ -13,7 +13,7 @@ def test_every_precision_that_an_engine_offers_has_limits_with_a_reason() -> Non
     assert all(len(limits.reason) > 40 for limits in LIMITS.values())
 
 
-@pytest.mark.parametrize("task", TEXT_TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_a_numeric_metric_first_and_at_least_two(task: str) -> None:
     chosen = metrics_for(task, labels=3)
     assert len(chosen) >= 2
@@ -23,7 +23,7 @@ def test_every_task_has_a_numeric_metric_first_and_at_least_two(task: str) -> No
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_sameness_has_limits_near_one_and_distance_limits_near_zero(precision: str) -> None:
     limits = limits_for(precision)
-    for task in TEXT_TASKS:
+    for task in TASKS:
         for _, metric in metrics_for(task, labels=3, normalize=True):
             assert (limits.of(metric) >= 0.99) == (metric in HIGHER_IS_BETTER)
             assert limits.of(metric) <= 0.1 or limits.of(metric) >= 0.99
@@ -53,6 +53,9 @@ def test_an_unknown_task_is_refused_by_name() -> None:
         (3, "sigmoid", "decision_agreement"),
     ],
 )
-def test_a_classifier_is_judged_by_what_it_decides(labels: int, activation: str, metric: str) -> None:
-    chosen = metrics_for("sequence-classification", labels=labels, activation=activation)
+@pytest.mark.parametrize("task", ["sequence-classification", "image-classification"])
+def test_a_classifier_is_judged_by_what_it_decides(
+    task: str, labels: int, activation: str, metric: str
+) -> None:
+    chosen = metrics_for(task, labels=labels, activation=activation)
     assert chosen[1] == ("logits", metric)

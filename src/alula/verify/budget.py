@@ -17,6 +17,9 @@ from alula.verify.losses import MEASURES, Loss, Pairs
 
 When: TypeAlias = Literal["always", "pairs", "no labels", "labels"]
 
+BEST = 5
+"""Labels that are looked at beside the best one, where a model has many more."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clause:
@@ -84,6 +87,32 @@ _SPANS = (
     ),
     Clause(metric="exact_match_drop", times=1, when="labels", meaning="drop of exact matches"),
 )
+_IMAGES = (
+    Clause(
+        metric="label_disagreement", times=1, when="no labels", meaning="share of images with another label"
+    ),
+    Clause(metric="top1_drop", times=1, when="labels", meaning="drop of accuracy"),
+    Clause(
+        metric="top5_drop",
+        times=1,
+        when="labels",
+        meaning="drop of the share of images whose label is among the best five (more than five labels)",
+    ),
+)
+_LINES = (
+    Clause(
+        metric="character_error_rate",
+        times=1,
+        when="no labels",
+        meaning="edits from the reference's text to the candidate's, per character of the reference's",
+    ),
+    Clause(
+        metric="character_accuracy_drop",
+        times=1,
+        when="labels",
+        meaning="drop of character accuracy, which is 1 - the character error rate against the labels",
+    ),
+)
 
 CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "embeddings": _DISTANCES,
@@ -91,6 +120,8 @@ CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "reranking": _SCORES,
     "token-classification": _TOKENS,
     "question-answering": _SPANS,
+    "image-classification": _IMAGES,
+    "text-recognition": _LINES,
 }
 """Labels judge in place of agreement, which bounds the same loss from above; distances of embeddings always count."""
 
@@ -130,10 +161,16 @@ def parse_budget(text: str) -> float:
 
 
 def clauses_for(task: str, labels: int = 0) -> tuple[Clause, ...]:
-    """What counts for a task; a classifier with one label gives scores, as a reranker does."""
+    """What counts for a task; a classifier with one label gives scores, as a reranker does.
+
+    Of five labels or fewer, any is among the best five.
+    """
     if task not in CLAUSES:
         raise InputError(f"no budget for task {task!r}; there are {', '.join(CLAUSES)}")
-    return _SCORES if task == "sequence-classification" and labels == 1 else CLAUSES[task]
+    if labels == 1 and task in {"sequence-classification", "image-classification"}:
+        return _SCORES
+    few = 0 < labels <= BEST
+    return tuple(clause for clause in CLAUSES[task] if not (few and clause.metric == "top5_drop"))
 
 
 def budget_limits(task: str, budget: float, labels: int = 0) -> dict[str, float]:

@@ -150,6 +150,9 @@ _JUDGES: Mapping[str, Judge] = {
     "token_label_agreement": lambda a, b, mask, limits, scale: metrics.label_agreements(
         a[mask], b[mask], limits.tie * scale
     ),
+    "step_label_agreement": lambda a, b, mask, limits, scale: metrics.label_agreements(
+        _steps(a), _steps(b), limits.tie * scale
+    ),
 }
 
 
@@ -168,6 +171,11 @@ def _tokens(values: Floats, mask: Flags) -> Floats:
         return values
     kept = mask.reshape(mask.shape + (1,) * (values.ndim - 2))
     return np.where(kept, values, 0.0)
+
+
+def _steps(values: Floats) -> Floats:
+    """A row per step, those over padding too: what they give is read as well."""
+    return values.reshape(-1, values.shape[-1])
 
 
 def _scale(output: str, answers: Sequence[Answer]) -> float:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from alula.core.check import Reference
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.verify.budget import Clause, Verdict, clauses_for, verdict
+from alula.verify import characters
+from alula.verify.budget import BEST, Clause, Verdict, clauses_for, verdict
 from alula.verify.intervals import Interval, Rows, bootstrap, paired_difference
 from alula.verify.losses import Loss
 from alula.verify.metrics import Floats
@@ -26,7 +27,8 @@ Prediction: TypeAlias = Vectors | str | float | tuple[str, ...] | tuple[Span, ..
 """What a model says of one row, decoded, by task.
 
 Embeddings: an array with one row per text; classification: a label, or a tuple of them where the model gives each by
-itself; one label and reranking: a score; token labels: spans as in the data; question answering: the answer's text.
+itself; one label and reranking: a score; token labels: spans as in the data; question answering: the answer's text;
+image classification: a tuple of labels, the best `BEST` of them first; text recognition: the line's text.
 None stands for outputs that cannot be decoded, NaN above all: one of them and the metric is NaN.
 """
 
@@ -60,13 +62,9 @@ def judge_labels(
         meaning = f"drop of {metric.name}"
         clause = Clause(metric=f"{metric.name}_drop", times=1, when="labels", meaning=meaning)
         return (verdict(clause, _user_loss(labelled, metric), budget, reference),)
-    (clause,) = (c for c in clauses_for(spec.task, len(spec.labels)) if c.when == "labels")
-    score = SCORES[clause.metric]
     _refuse_missing(labelled.labels)
-    labels = score.known(labelled.labels, spec)
-    if not labelled.whole:
-        return (verdict(clause, _no_loss(labelled), budget, reference),)
-    return (verdict(clause, score.loss(labels, labelled.expected, labelled.given), budget, reference),)
+    wanted = (c for c in clauses_for(spec.task, len(spec.labels)) if c.when == "labels")
+    return tuple(verdict(c, _score_loss(labelled, SCORES[c.metric], spec), budget, reference) for c in wanted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +73,11 @@ class Score:
 
     known: Callable[[Sequence[Label], ModelSpec], Sequence[Label]]
     loss: Callable[[Sequence[Label], Sequence[Prediction], Sequence[Prediction]], Loss]
+
+
+def _score_loss(labelled: Labelled, score: Score, spec: ModelSpec) -> Loss:
+    labels = score.known(labelled.labels, spec)
+    return score.loss(labels, labelled.expected, labelled.given) if labelled.whole else _no_loss(labelled)
 
 
 def share_right(
@@ -139,6 +142,22 @@ def spearman(a: Floats, b: Floats) -> float:
     return float(x @ y) / scale if scale else float("nan")
 
 
+def character_loss(
+    labels: Sequence[Label], expected: Sequence[Prediction], given: Sequence[Prediction]
+) -> Loss:
+    """Character accuracy: 1 less the edits of all lines per character of the labels."""
+    wanted = [str(label) for label in labels]
+    if not any(wanted):
+        raise InputError("every line is labelled as empty, so that no character can be judged; expected some")
+    before, after = (characters.edits(wanted, [str(said) for said in side]) for side in (expected, given))
+
+    def drop(rows: Rows) -> float:
+        return characters.error_rate(after[rows]) - characters.error_rate(before[rows])
+
+    scores = 1 - characters.error_rate(before), 1 - characters.error_rate(after)
+    return _drop(scores, len(labels), _unsure(bootstrap(drop, len(labels)), len(labels)))
+
+
 def _known_classes(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
     known: list[Label] = []
     for at, label in enumerate(labels):
@@ -147,6 +166,11 @@ def _known_classes(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
             tuple(_class(one, at, spec) for one in _each(label)) if several else _class(label, at, spec)
         )
     return known
+
+
+def _known_class(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
+    """One class for each."""
+    return [_class(label, at, spec) for at, label in enumerate(labels)]
 
 
 def _class(label: object, at: int, spec: ModelSpec) -> str:
@@ -184,6 +208,13 @@ def _number(label: Label, at: int) -> float:
     raise InputError(f"label {label!r} of example {at + 1} is no number; the model gives scores")
 
 
+def _known_lines(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
+    for at, label in enumerate(labels):
+        if not isinstance(label, str):
+            raise InputError(f"label {label!r} of example {at + 1} is no text; expected what the line says")
+    return labels
+
+
 def _as_they_are(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
     return labels
 
@@ -192,6 +223,11 @@ def _same_class(label: Label, said: Prediction) -> bool:
     """Of several labels, all must be right."""
     several = isinstance(label, tuple) or isinstance(said, tuple)
     return set(_each(label)) == set(_each(said)) if several else label == said
+
+
+def _among_best(count: int) -> Callable[[Label, Prediction], bool]:
+    """Whether the label is one of the first `count` that were said, which are the best first."""
+    return lambda label, said: isinstance(said, tuple) and label in said[:count]
 
 
 def _each(value: object) -> tuple[object, ...]:
@@ -206,6 +242,9 @@ def _exact(label: Label, said: Prediction) -> bool:
 SCORES: Mapping[str, Score] = {
     "accuracy_drop": Score(known=_known_classes, loss=share_right(_same_class)),
     "exact_match_drop": Score(known=_as_they_are, loss=share_right(_exact)),
+    "top1_drop": Score(known=_known_class, loss=share_right(_among_best(1))),
+    "top5_drop": Score(known=_known_class, loss=share_right(_among_best(BEST))),
+    "character_accuracy_drop": Score(known=_known_lines, loss=character_loss),
     "span_f1_drop": Score(known=_known_spans, loss=span_f1_loss),
     "spearman_drop": Score(known=_known_numbers, loss=spearman_loss),
 }

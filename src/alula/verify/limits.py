@@ -12,6 +12,7 @@ HIGHER_IS_BETTER = frozenset(
         "cosine",
         "label_agreement",
         "token_label_agreement",
+        "step_label_agreement",
         "decision_agreement",
         "order_agreement",
         "span_agreement",
@@ -131,9 +132,12 @@ def metrics_for(
         return ("start_logits", "max_error"), ("end_logits", "max_error"), ("span", "span_agreement")
     if task == "token-classification":
         return ("logits", "max_error"), ("logits", "token_label_agreement")
-    if task == "reranking" or (task == "sequence-classification" and labels == 1):
+    if task == "text-recognition":
+        return ("probabilities", "max_error"), ("probabilities", "step_label_agreement")
+    classifies = task in {"sequence-classification", "image-classification"}
+    if task == "reranking" or (classifies and labels == 1):
         return ("logits", "max_error"), ("logits", "order_agreement")
-    if task == "sequence-classification":
+    if classifies:
         agreement = "decision_agreement" if activation == "sigmoid" else "label_agreement"
         return ("logits", "max_error"), ("logits", agreement)
     raise InputError(f"no metrics for task {task!r}")

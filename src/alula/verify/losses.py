@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from alula.core.model import ModelSpec
-from alula.verify import metrics
+from alula.verify import characters, metrics
 from alula.verify.gate import Answer, pair
 from alula.verify.intervals import Interval, bootstrap, of_mean, wilson
 from alula.verify.metrics import Floats
@@ -85,6 +85,20 @@ def _spans(answers: Sequence[Answer], spec: ModelSpec, pairs: Pairs) -> Loss:
     return _share("span", np.array([value for answer in answers for value in _span_rows(answer)], np.float64))
 
 
+def _characters(answers: Sequence[Answer], spec: ModelSpec, pairs: Pairs) -> Loss:
+    """Characters of one line hang together, so samples and interval count lines."""
+    lines = [line for answer in answers for line in _line_rows(answer, spec)]
+    whole = [(a, b) for a, b in lines if a is not None and b is not None]
+    counts = characters.edits([a for a, _ in whole], [b for _, b in whole])
+    rate = characters.error_rate(counts) if len(whole) == len(lines) else float("nan")
+    interval = None
+    if np.isfinite(rate):
+        drawn = bootstrap(lambda rows: characters.error_rate(counts[rows]), len(counts))
+        told = drawn is not None and drawn.low < drawn.high
+        interval = drawn if told else wilson(min(1.0, rate), len(counts))
+    return Loss(output="probabilities", value=rate, mean=rate, samples=len(lines), interval=interval)
+
+
 MEASURES: Mapping[str, Measure] = {
     "cosine_distance_mean": _distance_mean,
     "cosine_distance_worst": _distance_worst,
@@ -93,6 +107,7 @@ MEASURES: Mapping[str, Measure] = {
     "order_disagreement": _order,
     "token_label_disagreement": _tokens,
     "span_disagreement": _spans,
+    "character_error_rate": _characters,
 }
 """By metric: what `judge` can measure on outputs alone."""
 
@@ -132,6 +147,13 @@ def _span_rows(answer: Answer) -> list[float]:
         differ = metrics.best_span(*expected) != metrics.best_span(*given) if finite else np.nan
         values.append(float(differ))
     return values
+
+
+def _line_rows(answer: Answer, spec: ModelSpec) -> list[tuple[str | None, str | None]]:
+    """By row, the lines that both sides spell; None for one that cannot be read."""
+    sides = pair("probabilities", answer)
+    rows = zip(*sides, strict=True)
+    return [(characters.spelled(a, spec.labels), characters.spelled(b, spec.labels)) for a, b in rows]
 
 
 def _share(output: str, values: Floats) -> Loss:

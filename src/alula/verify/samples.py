@@ -29,10 +29,11 @@ Ids: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One call to compare, and what it is about."""
+    """One call to compare, and what it is about; `drawn` ones hold random ids or pixels, the others real ones."""
 
     name: str
     feeds: Feeds
+    drawn: bool = False
 
     @property
     def mask(self) -> Flags:
@@ -59,7 +60,7 @@ def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]
         mask = _ragged(rng, rows, columns, left=left)
         ids = _ids(rng, spec, mask)
         feeds = {i.name: _fill(i, ids, mask, rng) for i in inputs}
-        samples.append(Sample(name=name, feeds=feeds))
+        samples.append(Sample(name=name, feeds=feeds, drawn=True))
     return tuple(samples)
 
 
@@ -111,7 +112,7 @@ def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -
                 tensor.name: rng.normal(size=tensor.sized({"batch": rows, **sizes})).astype(tensor.dtype)
                 for tensor in spec.parts[0].inputs
             }
-            yield Sample(name=f"{name}, {rows} rows", feeds=feeds)
+            yield Sample(name=f"{name}, {rows} rows", feeds=feeds, drawn=True)
         if not others:
             return
 
