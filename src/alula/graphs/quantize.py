@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from alula.core.errors import InputError
-from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span, activations, linears
+from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span, activations, cost, linears
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
+from alula.graphs.passes.switch import Switch
 from alula.graphs.rewrite import rewrite
 
 _NONE: Factors = MappingProxyType({})
@@ -60,3 +61,22 @@ def quantize(
     `ranges` are of what `observe` gave with the same `smoothing`.
     """
     return rewrite(model, [Smooth(smoothing, keep), Quantize(ranges, keep, scheme)])
+
+
+def switchable(
+    model: ir.Model,
+    ranges: Mapping[str, Span],
+    *,
+    smoothing: Factors = _NONE,
+    scheme: Scheme = DEFAULT,
+) -> ir.Model:
+    """A copy with one more input, `quantised`: a flag for each of `layers`, set for those that compute in int8.
+
+    With the flags of all but `keep` set it gives what `quantize` does; with none it gives what `model` does.
+    """
+    return rewrite(model, [Smooth(smoothing), Switch(ranges, scheme)])
+
+
+def costs(model: ir.Model) -> dict[str, int]:
+    """Multiplications of each layer per token: what it costs to keep it."""
+    return {str(node.name): cost(node) for node in linears(model)}

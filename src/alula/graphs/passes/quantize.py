@@ -97,6 +97,14 @@ def linears(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if _is_linear(node)]
 
 
+def cost(node: ir.Node) -> int:
+    """Multiplications of one linear per token."""
+    matrix = node.inputs[1]
+    assert matrix is not None
+    assert matrix.const_value is not None
+    return int(np.prod(matrix.const_value.shape.numpy()))
+
+
 def activations(model: ir.Model) -> dict[str, ir.Value]:
     """What linears read, each named by the first linear that does: how attention is written changes no such name."""
     named: dict[str, ir.Value] = {}
@@ -141,6 +149,14 @@ def _activation(node: ir.Node, value: ir.Value, span: Span, scheme: Scheme) -> i
     restored = edit.op("DequantizeLinear", rounded, steps, zeros, dtype=FP32)
     rounded.shape = restored.shape = value.shape
     return restored
+
+
+def quantized(node: ir.Node, span: Span, scheme: Scheme) -> None:
+    """Let one linear alone multiply int8."""
+    value = node.inputs[0]
+    assert value is not None
+    node.replace_input_with(0, _activation(node, value, span, scheme))
+    _weight(node, scheme)
 
 
 def step(span: Span, scheme: Scheme) -> tuple[np.float32, int]:
