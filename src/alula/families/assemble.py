@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from alula.core.errors import InputError
-from alula.core.model import ModelSpec
-from alula.families import bert, distilbert, electra, mpnet, pooling, roberta
+from alula.core.model import ModelSpec, Part
+from alula.families import bert, distilbert, efficientnet, electra, images, mpnet, pooling, resnet, roberta
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
+from alula.families.convolution import classify
 from alula.families.family import Family
+from alula.families.image_settings import ResNetSettings
 from alula.families.layers import Inputs, linear
 from alula.families.sentence import read_embedding
 from alula.families.settings import read_settings
@@ -32,6 +34,8 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
     if opset not in OPSETS:
         raise InputError(f"opset {opset} is not one that graphs are written in: {OPSETS}")
     part = spec.part(part_name)
+    if spec.family in images.FAMILIES:
+        return _image_classifier(checkpoint, spec, part, opset)
     family = FAMILIES[spec.family]
     b = Builder(read_weights(checkpoint.root), family.prefix)
     values = {tensor.name: graph_input(tensor) for tensor in part.inputs}
@@ -53,6 +57,21 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         outputs = (_logits(b, summary, layer, len(spec.labels), settings.hidden),)
     named = [b.rename(value, tensor) for value, tensor in zip(outputs, part.outputs, strict=True)]
     return b.model(list(values.values()), named, part_name, opset)
+
+
+def _image_classifier(checkpoint: Checkpoint, spec: ModelSpec, part: Part, opset: int) -> ir.Model:
+    settings = images.read_settings(spec.family, checkpoint.config)
+    weights, pixels = read_weights(checkpoint.root), graph_input(part.inputs[0])
+    pooling_type = "mean"
+    if isinstance(settings, ResNetSettings):
+        b = Builder(weights, resnet.PREFIX)
+        maps = resnet.encode(b, pixels, settings)
+    else:
+        b, pooling_type = Builder(weights, efficientnet.PREFIX), settings.pooling
+        maps = efficientnet.encode(b, pixels, settings)
+    head, size = images.FAMILIES[spec.family].head, (len(spec.labels), settings.features)
+    logits = classify(b, maps, head, size, pooling_type)
+    return b.model([pixels], [b.rename(logits, part.outputs[0])], part.name, opset)
 
 
 def _embedding(

@@ -13,9 +13,13 @@ from typing import Any
 from alula.core.errors import InputError, MissingExtraError
 from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
+TOKENIZER = "tokenizer.json"
+PREPROCESSOR = "preprocessor_config.json"
+
 # What `describe` and `write` read besides weights, and so what the digest covers.
 _SETTINGS = (
     "config.json",
+    PREPROCESSOR,
     "modules.json",
     "config_sentence_transformers.json",
     "tokenizer_config.json",
@@ -24,8 +28,6 @@ _SETTINGS = (
 _FETCHED = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors")
 _NOT_FETCHED = ("onnx/*", "openvino/*", "checkpoint-*")
 _BLOCK = 1 << 20
-
-TOKENIZER = "tokenizer.json"
 _HUB_ANSWERS_WITHIN_S = 5.0
 
 

@@ -150,7 +150,7 @@ _ERF_GELU = ("gelu", "gelu_python")
 _TANH_GELU = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
 _ONE_NODE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "mish": "Mish"}
 _GATED = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}
-ACTIVATIONS = (*_ERF_GELU, *_TANH_GELU, *_ONE_NODE, *_GATED, "linear", "none")
+ACTIVATIONS = (*_ERF_GELU, *_TANH_GELU, *_ONE_NODE, *_GATED, "relu6", "linear", "none")
 
 
 def activation(b: Builder, x: ir.Value, name: str, path: str) -> ir.Value:
@@ -166,4 +166,6 @@ def activation(b: Builder, x: ir.Value, name: str, path: str) -> ir.Value:
     if name in _GATED:
         scaled = x if _GATED[name] == 1.0 else b.op("Mul", x, b.floats(_GATED[name]), path=path)
         return b.op("Mul", x, b.op("Sigmoid", scaled, path=path), path=path)
+    if name == "relu6":
+        return b.op("Clip", x, b.floats(0), b.floats(6), path=path)
     return x

@@ -8,8 +8,10 @@ from typing import Any
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Dim, TensorSpec
-from alula.core.words import TASKS, choice
+from alula.core.words import TEXT_TASKS, choice
+from alula.families import images
 from alula.families.checkpoint import Checkpoint, architecture_of
+from alula.families.labels import read_labels
 from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
 from alula.families.settings import Settings, read_settings
 from alula.families.weights import read_weights
@@ -23,7 +25,7 @@ FAMILIES: Mapping[str, str] = {
     "mpnet": "mpnet",
     "electra": "electra",
 }
-"""The module that writes each model type; others are traced."""
+"""The module that writes each model type that reads text; others are traced."""
 
 _TASK_BY_ENDING: Mapping[str, str] = {
     "ForSequenceClassification": "sequence-classification",
@@ -31,7 +33,6 @@ _TASK_BY_ENDING: Mapping[str, str] = {
     "ForQuestionAnswering": "question-answering",
     "Model": "embeddings",
 }
-_MOST_LABELS = 1 << 20
 _CELLS: tuple[Dim, ...] = ("batch", "length")
 # Traced, such a model would keep the image size of the trace: its positions are a table of that many patches.
 _NOT_TEXT: Mapping[str, str] = {
@@ -61,12 +62,14 @@ def head_layer(family: str, task: str) -> str:
 def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | None = None) -> ModelSpec:
     """Say what the checkpoint is written as, or why it cannot be."""
     config = checkpoint.config
+    if _model_type(config) in images.FAMILIES:
+        return images.describe_images(checkpoint, task, pooling)
     family = FAMILIES.get(_model_type(config), "traced")
     if family == "traced":
         _check_text(config)
     settings = read_settings(family, config)
-    labels = _labels(config)
-    chosen = choice("task", task, TASKS) if task else _task(checkpoint, labels)
+    labels = read_labels(config)
+    chosen = choice("task", task, TEXT_TASKS) if task else _task(checkpoint, labels)
     _check_head(checkpoint, family, chosen, labels)
     if pooling and chosen != "embeddings":
         raise InputError(f"pooling {pooling!r} is for embeddings; the task is {chosen}")
@@ -117,7 +120,8 @@ def _check_text(config: Mapping[str, Any]) -> None:
     if reads:
         raise InputError(
             f"{named} (model type {_model_type(config)!r}) reads {reads}; "
-            "only models that read token ids alone are built so far"
+            "only models that read token ids alone, and classifiers of images of the model types "
+            f"{' and '.join(images.FAMILIES)}, are built so far"
         )
 
 
@@ -128,24 +132,7 @@ def _task(checkpoint: Checkpoint, labels: tuple[str, ...]) -> str:
             return "reranking" if task == "sequence-classification" and len(labels) == 1 else task
     if (checkpoint.root / "modules.json").is_file():
         return "embeddings"
-    raise InputError(f"architecture {architecture!r} names no task; name one of: {', '.join(TASKS)}")
-
-
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Labels in the order of their ids; transformers means two where nothing is said."""
-    named = config.get("id2label")
-    if not named:
-        count = config.get("num_labels") or 2
-        if type(count) is not int or not 1 <= count <= _MOST_LABELS:
-            raise InputError(f"config.json: num_labels is {count!r}, expected 1..{_MOST_LABELS}")
-        return tuple(f"LABEL_{index}" for index in range(count))
-    try:
-        by_id = {int(key): str(label) for key, label in named.items()}
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"config.json: id2label is {named!r}, expected labels by number") from error
-    if sorted(by_id) != list(range(len(by_id))):
-        raise InputError(f"config.json: id2label has ids {sorted(by_id)}, expected 0..{len(by_id) - 1}")
-    return tuple(by_id[index] for index in range(len(by_id)))
+    raise InputError(f"architecture {architecture!r} names no task; name one of: {', '.join(TEXT_TASKS)}")
 
 
 def _check_head(checkpoint: Checkpoint, family: str, task: str, labels: tuple[str, ...]) -> None:

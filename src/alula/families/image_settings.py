@@ -1,0 +1,210 @@
+"""The part of config.json that shapes a network for images, with the defaults transformers gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from alula.core.errors import ManifestError
+from alula.core.parse import get
+
+COLOURS = 3
+"""Images come as red, green and blue; networks for other numbers of channels are refused."""
+
+_RESNET: Mapping[str, Any] = {
+    "num_channels": COLOURS,
+    "embedding_size": 64,
+    "hidden_sizes": [256, 512, 1024, 2048],
+    "depths": [3, 4, 6, 3],
+    "layer_type": "bottleneck",
+    "hidden_act": "relu",
+    "downsample_in_first_stage": False,
+    "downsample_in_bottleneck": False,
+}
+_EFFICIENTNET: Mapping[str, Any] = {
+    "num_channels": COLOURS,
+    "width_coefficient": 2.0,
+    "depth_coefficient": 3.1,
+    "depth_divisor": 8,
+    "kernel_sizes": [3, 3, 5, 3, 5, 5, 3],
+    "in_channels": [32, 16, 24, 40, 80, 112, 192],
+    "out_channels": [16, 24, 40, 80, 112, 192, 320],
+    "depthwise_padding": [],
+    "strides": [1, 2, 2, 2, 1, 2, 1],
+    "num_block_repeats": [1, 2, 2, 3, 3, 4, 1],
+    "expand_ratios": [1, 6, 6, 6, 6, 6, 6],
+    "squeeze_expansion_ratio": 0.25,
+    "hidden_act": "swish",
+    "pooling_type": "mean",
+    "batch_norm_eps": 0.001,
+}
+_STEM, _TOP = 32, 1280
+_STAGES = ("kernel_sizes", "in_channels", "out_channels", "strides", "num_block_repeats", "expand_ratios")
+_REDUCTION = 4
+_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetSettings:
+    """Sizes and choices of a ResNet; `depths` counts the layers of each stage."""
+
+    stem: int
+    sizes: tuple[int, ...]
+    depths: tuple[int, ...]
+    bottleneck: bool
+    activation: str
+    first_stride: int
+    stride_in_bottleneck: bool
+    epsilon: float = _EPSILON
+
+    @property
+    def features(self) -> int:
+        """How many numbers the classifier takes."""
+        return self.sizes[-1]
+
+    def inner(self, size: int) -> int:
+        """The width inside a bottleneck of `size`."""
+        return size // _REDUCTION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One block of an EfficientNet: widen, convolve each channel, weigh channels, narrow.
+
+    `evenly` is whether a stride of two pads all four sides; otherwise bottom and right get one more.
+    """
+
+    inputs: int
+    wide: int
+    squeezed: int
+    outputs: int
+    kernel: int
+    stride: int
+    evenly: bool
+    residual: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EfficientNetSettings:
+    """Sizes and choices of an EfficientNet, scaled by its coefficients."""
+
+    stem: int
+    blocks: tuple[Block, ...]
+    features: int
+    activation: str
+    pooling: str
+    epsilon: float
+
+
+ImageSettings: TypeAlias = ResNetSettings | EfficientNetSettings
+
+
+def read_resnet(config: Mapping[str, Any]) -> ResNetSettings:
+    """Parse config.json of a ResNet."""
+    raw = _with_defaults(_RESNET, config)
+    _one_of(raw, "layer_type", "basic", "bottleneck")
+    sizes, depths = _counts(raw, "hidden_sizes"), _counts(raw, "depths")
+    if not sizes or len(sizes) != len(depths):
+        raise ManifestError(f"has {len(depths)} stages, hidden_sizes has {len(sizes)}", "depths")
+    return ResNetSettings(
+        stem=get(raw, int, "embedding_size"),
+        sizes=sizes,
+        depths=depths,
+        bottleneck=raw["layer_type"] == "bottleneck",
+        activation=get(raw, str, "hidden_act"),
+        first_stride=2 if get(raw, bool, "downsample_in_first_stage") else 1,
+        stride_in_bottleneck=get(raw, bool, "downsample_in_bottleneck"),
+    )
+
+
+def read_efficientnet(config: Mapping[str, Any]) -> EfficientNetSettings:
+    """Parse config.json of an EfficientNet."""
+    raw = _with_defaults(_EFFICIENTNET, config)
+    _one_of(raw, "pooling_type", "mean", "max")
+    stages = {key: _counts(raw, key) for key in _STAGES}
+    count = len(stages["strides"])
+    if uneven := [key for key in _STAGES if len(stages[key]) != max(count, 1)]:
+        raise ManifestError(f"has {len(stages[uneven[0]])} stages, strides has {count}", uneven[0])
+    if odd := [size for size in stages["kernel_sizes"] if size < 3 or size % 2 == 0]:
+        raise ManifestError(f"has {odd[0]}, expected odd numbers from 3", "kernel_sizes")
+    if far := [stride for stride in stages["strides"] if stride > 2]:
+        raise ManifestError(f"has {far[0]}, expected 1 or 2", "strides")
+    scale = _Scale.read(raw)
+    return EfficientNetSettings(
+        stem=scale.width(_STEM),
+        blocks=tuple(_blocks(raw, stages, scale)),
+        features=scale.width(_TOP),
+        activation=get(raw, str, "hidden_act"),
+        pooling=raw["pooling_type"],
+        epsilon=get(raw, float, "batch_norm_eps"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    wider: float
+    deeper: float
+    divisor: int
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> _Scale:
+        divisor = get(raw, int, "depth_divisor")
+        if divisor < 1:
+            raise ManifestError(f"is {divisor}, expected at least 1", "depth_divisor")
+        return cls(
+            wider=get(raw, float, "width_coefficient"),
+            deeper=get(raw, float, "depth_coefficient"),
+            divisor=divisor,
+        )
+
+    def width(self, channels: int) -> int:
+        """`channels` scaled, as a multiple of the divisor that is not below nine tenths of it."""
+        wanted = channels * self.wider
+        rounded = max(self.divisor, int(wanted + self.divisor / 2) // self.divisor * self.divisor)
+        return int(rounded + self.divisor if rounded < 0.9 * wanted else rounded)
+
+    def depth(self, repeats: int) -> int:
+        return math.ceil(self.deeper * repeats)
+
+
+def _blocks(raw: Mapping[str, Any], stages: Mapping[str, tuple[int, ...]], scale: _Scale) -> Iterator[Block]:
+    squeeze, even = get(raw, float, "squeeze_expansion_ratio"), _counts(raw, "depthwise_padding", least=0)
+    index = 0
+    for stage in range(len(stages["strides"])):
+        inputs, outputs = (scale.width(stages[key][stage]) for key in ("in_channels", "out_channels"))
+        stride = stages["strides"][stage]
+        for repeat in range(scale.depth(stages["num_block_repeats"][stage])):
+            yield Block(
+                inputs=inputs,
+                wide=inputs * stages["expand_ratios"][stage],
+                squeezed=max(1, int(inputs * squeeze)),
+                outputs=outputs,
+                kernel=stages["kernel_sizes"][stage],
+                stride=stride,
+                evenly=index in even,
+                residual=repeat > 0,
+            )
+            index, inputs, stride = index + 1, outputs, 1
+
+
+def _with_defaults(defaults: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    raw = {**defaults, **{key: value for key, value in config.items() if value is not None}}
+    if raw["num_channels"] != COLOURS:
+        raise ManifestError(f"is {raw['num_channels']!r}, expected {COLOURS}", "num_channels")
+    if raw.get("quantization_config") is not None:
+        raise ManifestError("is set; expected a checkpoint in floating point", "quantization_config")
+    return raw
+
+
+def _one_of(raw: Mapping[str, Any], key: str, *allowed: str) -> None:
+    if raw[key] not in allowed:
+        raise ManifestError(f"is {raw[key]!r}, expected one of: {', '.join(allowed)}", key)
+
+
+def _counts(raw: Mapping[str, Any], key: str, least: int = 1) -> tuple[int, ...]:
+    values: list[Any] = get(raw, list, key)
+    if wrong := [value for value in values if type(value) is not int or value < least]:
+        raise ManifestError(f"has {wrong[0]!r}, expected whole numbers from {least}", key)
+    return tuple(values)

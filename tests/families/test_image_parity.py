@@ -1,0 +1,124 @@
+"""Classifiers of images give what transformers gives, on random small networks and on trained weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from alula.families import describe, open_checkpoint, write
+
+Floats = NDArray[np.float32]
+
+LIMIT = 2e-5
+RESNET: dict[str, Any] = {"embedding_size": 6, "hidden_sizes": [8, 12, 20], "depths": [2, 1, 2]}
+EFFICIENTNET: dict[str, Any] = {
+    "width_coefficient": 0.25,
+    "depth_coefficient": 1.1,
+    "hidden_dim": 320,
+    "in_channels": [32, 16, 24],
+    "out_channels": [16, 24, 40],
+    "kernel_sizes": [3, 5, 3],
+    "strides": [1, 2, 2],
+    "num_block_repeats": [1, 2, 1],
+    "expand_ratios": [1, 6, 4],
+}
+BASE = {"resnet": RESNET, "efficientnet": EFFICIENTNET}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("resnet", {}),
+    ("resnet", {"layer_type": "basic"}),
+    ("resnet", {"layer_type": "basic", "downsample_in_first_stage": True, "hidden_act": "gelu"}),
+    ("resnet", {"downsample_in_bottleneck": True, "hidden_sizes": [6, 8, 8]}),
+    ("resnet", {"downsample_in_first_stage": True, "hidden_act": "swish"}),
+    ("efficientnet", {}),
+    ("efficientnet", {"hidden_act": "relu6", "batch_norm_eps": 0.3}),
+    ("efficientnet", {"depthwise_padding": [1, 3], "depth_coefficient": 1.6}),
+    ("efficientnet", {"pooling_type": "max", "squeeze_expansion_ratio": 0.01}),
+    ("efficientnet", {"width_coefficient": 0.6, "depth_divisor": 4, "hidden_dim": 768}),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Networks this small lose more time to threads waiting for each other than they win."""
+    torch.set_num_threads(1)
+
+
+def save_processor(folder: Path, height: int, width: int) -> None:
+    size = {"height": height, "width": width}
+    told = {"image_processor_type": "ViTImageProcessor", "size": size}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+
+
+def make(folder: Path, model_type: str, seed: int = 0, **changes: Any) -> Any:
+    """Save a network with random weights and statistics of batches."""
+    values = {"num_labels": 5, **BASE[model_type], **changes}
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **values)
+    model = transformers.AutoModelForImageClassification.from_config(config)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("running_var"):
+                tensor.uniform_(0.5, 2)
+            elif not name.endswith("num_batches_tracked"):
+                tensor.add_(torch.randn_like(tensor) * 0.1)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def images(count: int, height: int, width: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).normal(size=(count, 3, height, width)).astype(np.float32)
+
+
+class Written:
+    """The graph of a checkpoint, in ONNX Runtime."""
+
+    def __init__(self, folder: Path, opset: int = 23) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        self.spec = describe(checkpoint)
+        self.model = write(checkpoint, self.spec, "encoder", opset)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(ir.to_proto(self.model).SerializeToString(), options)
+
+    def run(self, pixels: Floats) -> Floats:
+        (logits,) = self.session.run(["logits"], {"pixel_values": pixels})
+        found: Floats = logits
+        return found
+
+
+def told(model: Any, pixels: Floats) -> Floats:
+    """What transformers says to the same pixels."""
+    with torch.no_grad():
+        logits: Floats = model(pixel_values=torch.from_numpy(pixels)).logits.numpy()
+    return logits
+
+
+def farthest(found: Floats, expected: Floats) -> float:
+    assert found.shape == expected.shape
+    return float((np.abs(found - expected) / np.maximum(1, np.abs(expected).max())).max())
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (67, 45)])
+@pytest.mark.parametrize(("model_type", "changes"), CASES)
+def test_a_written_graph_equals_transformers(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], height: int, width: int
+) -> None:
+    model = make(tmp_path, model_type, seed=height, **changes)
+    save_processor(tmp_path, height, width)
+    graph = Written(tmp_path)
+    assert (graph.spec.task, graph.spec.reads_text) == ("image-classification", False)
+    assert graph.spec.part("encoder").inputs[0].shape == ("batch", 3, height, width)
+    for count in (1, 3):
+        pixels = images(count, height, width, seed=count)
+        found, expected = graph.run(pixels), told(model, pixels)
+        assert np.ptp(expected, axis=1).min() > 1e-3
+        assert farthest(found, expected) <= LIMIT
