@@ -21,3 +21,13 @@ def rampart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def quire_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packaged.quire(tmp_path_factory.mktemp("quire") / "quire")
+
+
+@pytest.fixture(scope="session")
+def efficientnet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged.efficientnet(tmp_path_factory.mktemp("efficientnet") / "efficientnet-lite0")
+
+
+@pytest.fixture(scope="session")
+def open_nsfw_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged.open_nsfw(tmp_path_factory.mktemp("open_nsfw") / "open-nsfw")

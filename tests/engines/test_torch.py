@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +260,26 @@ def test_threads_hold(bert: Path) -> None:
 def test_loading_draws_no_progress_of_its_own(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     reference(bert, embeddings("mean"), threads=1)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_classifier_of_images_takes_pixels(tmp_path: Path, dtype: str) -> None:
+    torch.manual_seed(4)
+    sizes = {"embedding_size": 4, "hidden_sizes": [8], "depths": [1], "num_labels": 3}
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes)).eval()
+    model.save_pretrained(tmp_path)
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, 32, 24))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", 3))
+    part = Part(name="encoder", inputs=(pixels,), outputs=(logits,))
+    described = dataclasses.replace(
+        spec("image-classification"), parts=(part,), max_length=0, vocab_size=0, labels=("a", "b", "c")
+    )
+    session = reference(tmp_path, described, threads=1, dtype=dtype)
+    given = np.random.default_rng(0).normal(size=(2, 3, 32, 24)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(given)).logits.numpy()
+    found = session.run({"pixel_values": given})["logits"]
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() <= (1e-6 if dtype == "fp32" else 0.05)
+    with pytest.raises(ShapeError, match="pixel_values"):
+        session.run({"pixel_values": given[:, :, :-1]})

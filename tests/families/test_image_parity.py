@@ -14,6 +14,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from alula.core.errors import InputError
 from alula.families import describe, open_checkpoint, write
 
 Floats = NDArray[np.float32]
@@ -122,3 +123,58 @@ def test_a_written_graph_equals_transformers(
         found, expected = graph.run(pixels), told(model, pixels)
         assert np.ptp(expected, axis=1).min() > 1e-3
         assert farthest(found, expected) <= LIMIT
+
+
+def test_the_opset_asked_for_is_the_one_written(tmp_path: Path) -> None:
+    make(tmp_path, "efficientnet")
+    save_processor(tmp_path, 32, 32)
+    graph = Written(tmp_path, opset=24)
+    assert graph.model.opset_imports == {"": 24}
+    assert np.isfinite(graph.run(images(2, 32, 32))).all()
+
+
+def test_batch_normalisation_leaves_no_node_and_no_weight_of_its_own(tmp_path: Path) -> None:
+    make(tmp_path, "resnet")
+    save_processor(tmp_path, 32, 32)
+    model = Written(tmp_path).model
+    assert {node.op_type for node in model.graph} == {
+        *("Add", "Conv", "Flatten", "GlobalAveragePool", "MatMul", "MaxPool", "Relu")
+    }
+    assert not [name for name in model.graph.initializers if "norm" in name]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "text"),
+    [
+        ("resnet", {"depths": [2, 1, 3]}, r"no weight 'resnet.encoder.stages.2.layers.2.layer.0.convol"),
+        ("resnet", {"embedding_size": 7}, r"embedder.convolution.weight is 6 x 3 x 7 x 7, its .* for 7 x 3"),
+        ("resnet", {"id2label": {"0": "a"}}, "classifier.1.weight has 5 rows, config.json says 1"),
+        ("resnet", {"hidden_act": "softsign"}, "activation 'softsign' is not one of: gelu"),
+        (
+            "efficientnet",
+            {"kernel_sizes": [5, 5, 3]},
+            r"depthwise_conv.weight is 8 x 1 x 3 x 3, its .* for 8 x",
+        ),
+    ],
+)
+def test_weights_of_another_shape_than_config_json_says_are_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], text: str
+) -> None:
+    make(tmp_path, model_type)
+    save_processor(tmp_path, 32, 32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(InputError, match=text):
+        Written(tmp_path)
+
+
+@pytest.mark.parametrize("fixture", ["efficientnet_folder", "open_nsfw_folder"])
+def test_trained_networks_give_the_logits_of_transformers(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(fixture)
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    graph = Written(folder)
+    assert graph.spec.part("encoder").inputs[0].shape == ("batch", 3, 224, 224)
+    pixels = images(3, 224, 224) * (60 if fixture == "open_nsfw_folder" else 1)
+    assert farthest(graph.run(pixels), told(model, pixels)) <= LIMIT

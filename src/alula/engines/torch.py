@@ -42,6 +42,7 @@ LOADERS: Mapping[str, Loader] = {
     "reranking": transformers.AutoModelForSequenceClassification,
     "token-classification": transformers.AutoModelForTokenClassification,
     "question-answering": transformers.AutoModelForQuestionAnswering,
+    "image-classification": transformers.AutoModelForImageClassification,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = 1024
@@ -73,6 +74,7 @@ class TorchSession:
 
     def __init__(self, spec: ModelSpec, model: torch.nn.Module, tail: Pool | None, profile: Profile) -> None:
         (part,) = spec.parts
+        self._dtype = next(model.parameters()).dtype
         self.inputs = part.inputs
         self.outputs = part.outputs
         self._profile = profile
@@ -85,13 +87,17 @@ class TorchSession:
             raise RunError("session is closed")
         admit(self.inputs, self._profile, feeds)
         # Copies: PyTorch warns about memory it may not write to, and refuses negative strides.
-        given = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+        given = {name: self._tensor(torch.from_numpy(array.copy())) for name, array in feeds.items()}
         try:
             with torch.inference_mode():
                 answer = self._answer(self._model, given)
         except (RuntimeError, IndexError) as error:
             raise RunError(f"torch failed: {said(error)}") from error
         return {spec.name: answer[spec.name].float().numpy() for spec in self.outputs}
+
+    def _tensor(self, given: Tensor) -> Tensor:
+        """Pixels in the precision of the weights."""
+        return given.to(self._dtype) if given.is_floating_point() else given
 
     def _answer(self, model: torch.nn.Module, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         answer = model(**given)
@@ -135,8 +141,8 @@ def _no_progress() -> Iterator[None]:
 
 
 def _whole(spec: ModelSpec) -> Profile:
-    limits = {"batch": Range(1, 1, ROWS), "length": Range(1, 1, spec.max_length)}
-    return Profile({axis: limits[axis] for axis in spec.parts[0].axes})
+    rows = {"batch": Range(1, 1, ROWS)}
+    return Profile({**rows, "length": Range(1, 1, spec.max_length)} if spec.reads_text else rows)
 
 
 def _embedding(root: Path, spec: ModelSpec) -> Pool:
