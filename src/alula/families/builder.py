@@ -158,6 +158,13 @@ _IR_VERSION = {23: 11, 24: 12}
 OPSETS = tuple(_IR_VERSION)
 
 
+def ir_version_of(opset: int) -> int:
+    """The version of the file format that a graph of this opset is written in."""
+    if opset not in _IR_VERSION:
+        raise InputError(f"opset {opset} is not one that graphs are written in: {OPSETS}")
+    return _IR_VERSION[opset]
+
+
 def graph_input(spec: TensorSpec) -> ir.Value:
     """An input as `spec` describes it."""
     return ir.Value(

@@ -1,4 +1,4 @@
-"""A checkpoint in the HuggingFace layout: a local folder, or one fetched from the hub."""
+"""A checkpoint in the HuggingFace layout, a local folder or one fetched from the hub; or an ONNX file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from alula.core.errors import InputError, MissingExtraError
+from alula.families import onnx_file
 from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
 TOKENIZER = "tokenizer.json"
@@ -33,7 +34,7 @@ _HUB_ANSWERS_WITHIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A folder of weights and settings; `digest` depends on their content, not on the folder's place."""
+    """A folder of weights and settings, or an ONNX file; `digest` depends on the content, not on the place."""
 
     root: Path
     name: str
@@ -46,22 +47,31 @@ def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
     """Find a checkpoint by folder or hub id, and check that its files are whole."""
     root = locate(model, revision)
     if _is_folder(model):
-        return _read(root, _shown(root.resolve().name), "local")
+        name = _shown(root.resolve().name)
+        file = onnx_file.only_file(root)
+        return _read(root, name, "local") if file is None else _from_file(file, name)
+    if root.is_file():
+        return _from_file(root, _shown(root.stem))
     # The hub's cache names a snapshot by its commit.
     return _read(root, model, root.name)
 
 
 def locate(model: str, revision: str = "main") -> Path:
-    """The folder of a checkpoint, fetched if it is a hub id; nothing in it is read."""
+    """The folder of a checkpoint, fetched if it is a hub id, or an ONNX file; nothing in it is read."""
     if not model.strip():
         raise InputError("the model's name is empty; expected a folder or a hub id")
     folder = Path(model).expanduser().absolute()
-    if _is_folder(model):
+    is_file = folder.is_file() and folder.suffix == onnx_file.ENDING
+    if is_file or _is_folder(model):
         if revision != "main":
-            raise InputError(f"{model} is a local folder, which has no revision {revision!r}")
+            raise InputError(
+                f"{model} is a local {'file' if is_file else 'folder'}, which has no revision {revision!r}"
+            )
         return folder
     if folder.is_file():
-        raise InputError(f"{model} is a file, expected the folder that holds config.json and the weights")
+        raise InputError(
+            f"{model} is a file, expected the folder that holds config.json and the weights, or an ONNX file"
+        )
     if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
         raise InputError(f"no folder {model}")
     return _fetch(model, revision)
@@ -128,6 +138,12 @@ def _read(root: Path, name: str, revision: str) -> Checkpoint:
     for path in files:
         read_header(path)
     return Checkpoint(root=root, name=name, revision=revision, config=config, digest=_digest(root))
+
+
+def _from_file(file: Path, name: str) -> Checkpoint:
+    """A ready-made ONNX file, which says itself what it is: there are no settings beside it."""
+    digest = onnx_file.digest_of(file)
+    return Checkpoint(root=file, name=name, revision="local", config={}, digest=digest)
 
 
 def _source(root: Path, name: str, revision: str) -> str:

@@ -9,7 +9,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Dim, TensorSpec
 from alula.core.words import TEXT_TASKS, choice
-from alula.families import images
+from alula.families import images, onnx_file
 from alula.families.checkpoint import Checkpoint, architecture_of
 from alula.families.labels import read_labels
 from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
@@ -61,6 +61,8 @@ def head_layer(family: str, task: str) -> str:
 
 def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | None = None) -> ModelSpec:
     """Say what the checkpoint is written as, or why it cannot be."""
+    if onnx_file.is_onnx(checkpoint):
+        return onnx_file.describe(checkpoint, task, pooling)
     config = checkpoint.config
     if _model_type(config) in images.FAMILIES:
         return images.describe_images(checkpoint, task, pooling)

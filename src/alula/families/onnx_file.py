@@ -1,0 +1,209 @@
+"""A model that comes as a ready-made ONNX file: found, known by its content, described. Nothing is written here.
+
+Text recognisers as PaddleOCR exports them are what is understood so far: the characters lie in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alula.core.errors import InputError, MissingExtraError
+from alula.core.model import ModelSpec, Part
+from alula.core.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from alula.families.checkpoint import Checkpoint
+
+ENDING = ".onnx"
+FAMILY = "onnx"
+TASK = "text-recognition"
+PROBABILITIES = "probabilities"
+
+# Those that leave their height open (PP-OCR v3, v4 and v5) are trained on lines of 48 pixels.
+HEIGHT = 48
+
+_CHARACTERS = "character"
+_EXPECTED = (
+    f"of ONNX files only text recognisers are built so far: metadata {_CHARACTERS!r} with a character a line, one "
+    f"float32 input [batch, 3, {HEIGHT}, width] whose batch and width are open, and one float32 output [batch, "
+    "steps, classes] of a Softmax, a class for the blank, each character, and the space if there is one"
+)
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Original:
+    """The file as it came, which a graph written from it is held to; `outputs` are its names by ours."""
+
+    path: Path
+    outputs: dict[str, str]
+
+
+def only_file(folder: Path) -> Path | None:
+    """The ONNX file of a folder without a config.json; none if there is none."""
+    if (folder / "config.json").is_file():
+        return None
+    found = sorted(folder.glob(f"*{ENDING}"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else "")
+        raise InputError(f"{folder} has {len(found)} ONNX files ({names}); name one of them")
+    return found[0] if found else None
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 over the file and over what it keeps beside itself, whatever the file's name is."""
+    total = hashlib.sha256(_hashed(file).encode())
+    for name, size in _data_files(read(file), file).items():
+        path = file.parent / name
+        if not path.resolve().is_relative_to(file.parent.resolve()):
+            raise InputError(f"{file}: its data file {name!r} lies outside its folder")
+        if not path.is_file():
+            raise InputError(f"no data file at {path}, in which {file.name} keeps weights")
+        if (found := path.stat().st_size) < size:
+            raise InputError(f"{path} is cut short: {found} bytes, but {file.name} keeps {size} in it")
+        total.update(f"{name}\0{_hashed(path)}\n".encode())
+    return total.hexdigest()
+
+
+def read(file: Path) -> ir.Model:
+    """The model, its data files not looked at."""
+    try:
+        import onnx_ir as ir  # noqa: PLC0415 - for building only
+    except ImportError as error:
+        raise MissingExtraError(f"reading {file}", "build") from error
+    try:
+        return ir.load(file)
+    except Exception as error:  # protobuf's own, and whatever the reader stumbles over
+        raise InputError(f"{file}: not a readable ONNX file: {type(error).__name__}: {error}") from error
+
+
+def is_onnx(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is such a file."""
+    return checkpoint.root.suffix == ENDING
+
+
+def original(checkpoint: Checkpoint) -> Original:
+    """The untouched file."""
+    (output,) = read(checkpoint.root).graph.outputs
+    return Original(path=checkpoint.root, outputs={PROBABILITIES: str(output.name)})
+
+
+def describe(checkpoint: Checkpoint, task: str | None, pooling: str | None) -> ModelSpec:
+    """Say what the file is, or why it is not taken."""
+    file = checkpoint.root
+    model = read(file)
+    if reason := _refusal(model):
+        raise InputError(f"{file}: {reason} (it has {_shown(model)}); {_EXPECTED}")
+    if task not in {None, TASK}:
+        raise InputError(f"{file} is a text recogniser; expected task {TASK}, not {task!r}")
+    if pooling:
+        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {TASK}")
+    (taken,), (given,) = model.graph.inputs, model.graph.outputs
+    height, labels = _size(taken, 2) or HEIGHT, _labels(model)
+    pixels = TensorSpec(name=str(taken.name), dtype="float32", shape=("batch", 3, height, "width"))
+    steps = TensorSpec(name=PROBABILITIES, dtype="float32", shape=("batch", "steps", _size(given, 2) or 0))
+    return ModelSpec(
+        name=checkpoint.name,
+        digest=checkpoint.digest,
+        revision=checkpoint.revision,
+        architecture="ONNX",
+        family=FAMILY,
+        task=TASK,
+        parts=(Part(name="encoder", inputs=(pixels,), outputs=(steps,)),),
+        max_length=0,
+        vocab_size=0,
+        pad_id=0,
+        labels=labels,
+    )
+
+
+def _refusal(model: ir.Model) -> str:  # noqa: PLR0911 - one line per refusal
+    """Why this is no text recogniser; empty if it is one."""
+    if _CHARACTERS not in model.metadata_props:
+        return f"there is no metadata {_CHARACTERS!r}"
+    if len(model.graph.inputs) != 1 or len(model.graph.outputs) != 1:
+        return f"there are {len(model.graph.inputs)} inputs and {len(model.graph.outputs)} outputs"
+    (taken,), (given,) = model.graph.inputs, model.graph.outputs
+    if any(value.dtype is None or value.dtype.name != "FLOAT" for value in (taken, given)):
+        return "an input or output is not float32"
+    if _rank(taken) != 4 or _size(taken, 1) != 3 or _size(taken, 0) or _size(taken, 3):
+        return "the input is no batch of lines"
+    if _rank(given) != 3 or not _size(given, 2):
+        return "the output is no classes for each step"
+    if not _labels(model):
+        return f"{len(_characters(model))} characters do not make {_size(given, 2)} classes"
+    last = given.producer()
+    if last is None or last.op_type != "Softmax":
+        return f"the output comes from {last.op_type if last else 'no operator'}"
+    others = sorted({node.domain for node in model.graph.all_nodes()} - {"", "ai.onnx"})
+    return f"it uses operators of {', '.join(others)}" if others else ""
+
+
+def _labels(model: ir.Model) -> tuple[str, ...]:
+    """A label per class, the blank's empty; none where they do not add up."""
+    characters = _characters(model)
+    classes = _size(model.graph.outputs[0], 2)
+    if classes == len(characters) + 1:
+        return ("", *characters)
+    return ("", *characters, " ") if classes == len(characters) + 2 else ()
+
+
+def _characters(model: ir.Model) -> list[str]:
+    """A character a line; other line ends than the line feed are characters themselves."""
+    listed = model.metadata_props[_CHARACTERS].removesuffix("\n")
+    return [line.removesuffix("\r") for line in listed.split("\n")]
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _size(value: ir.Value, axis: int) -> int | None:
+    """The size of an axis, if it is a fixed one."""
+    dim = None if value.shape is None else value.shape[axis]
+    return dim if isinstance(dim, int) else None
+
+
+def _shown(model: ir.Model) -> str:
+    """Inputs, outputs and metadata, as they are."""
+    sides = []
+    for what, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs)):
+        named = (
+            f"{v.name} {v.dtype.name if v.dtype else 'of no type'} {v.shape or 'of no shape'}" for v in values
+        )
+        sides.append(f"{what} {', '.join(named) or 'none'}")
+    return "; ".join((*sides, f"metadata {', '.join(sorted(model.metadata_props)) or 'none'}"))
+
+
+def _data_files(model: ir.Model, file: Path) -> dict[str, int]:
+    """The files that weights are kept in, and how many bytes of them are used, by name."""
+    sizes: dict[str, int] = {}
+    for name, end in _kept_outside(model, file):
+        sizes[name] = max(end, sizes.get(name, 0))
+    return dict(sorted(sizes.items()))
+
+
+def _kept_outside(model: ir.Model, file: Path) -> Iterator[tuple[str, int]]:
+    import onnx_ir as ir  # noqa: PLC0415 - for building only
+
+    for graph in model.graphs():
+        constants = (
+            a.value for node in graph for a in node.attributes.values() if node.op_type == "Constant"
+        )
+        for tensor in (*(value.const_value for value in graph.initializers.values()), *constants):
+            if isinstance(tensor, ir.ExternalTensor):
+                yield str(tensor.location), (tensor.offset or 0) + tensor.nbytes
+
+
+def _hashed(path: Path) -> str:
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            content.update(block)
+    return content.hexdigest()
