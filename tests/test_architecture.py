@@ -24,13 +24,17 @@ ROOMS = (
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     **{room: {"core"} for room in ROOMS},
-    "evidence": {"core", *ROOMS},
+    "questions": {"core", "codecs", "data", "verify"},
+    "running": {"core", "graphs", "engines"},
+    "evidence": {"core", "questions", "running", *ROOMS},
     "local": {"core", "engines", "bundles", "verify"},
-    "calibrate": {"core", *ROOMS},
+    "calibrate": {"core", "running", *ROOMS},
     "rungs": {"core", "calibrate", "evidence", *ROOMS},
-    "build": {"core", "calibrate", "evidence", "rungs", *ROOMS},
+    "mixed": {"core", "calibrate", "questions", "running", *ROOMS},
+    "ladder": {"core", "evidence", "mixed", "rungs", *ROOMS},
+    "build": {"core", "calibrate", "evidence", "ladder", "questions", "rungs", *ROOMS},
     "footprint": {"core", "local", "bench", "bundles", "engines"},
-    "prove": {"core", "evidence", "footprint", "local", *ROOMS},
+    "prove": {"core", "evidence", "footprint", "local", "questions", *ROOMS},
     "serve": {"core", "local", "engines", "bundles", "codecs", "batching"},
     "cli": {"core", "build", "local", "prove", "serve", *ROOMS},
     "__main__": {"cli"},
@@ -48,6 +52,7 @@ OWNERS: dict[str, set[str]] = {
     "safetensors": {"families"},
     "huggingface_hub": {"families/checkpoint"},
     "tokenizers": {"codecs"},
+    "PIL": {"codecs/pictures", "codecs/images"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
@@ -55,6 +60,7 @@ OWNERS: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "ml_dtypes": {"families", "graphs"},
+    "pyarrow": {"data/tables"},
 }
 
 FILES = sorted(ROOT.rglob("*.py"))

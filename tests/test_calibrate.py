@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,8 @@ import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from alula import calibrate as room
 from alula import data, families, graphs
-from alula.calibrate import Text, calibrate, encoded, grouped, load, observe_batch, save
+from alula.calibrate import calibrate, load, observe_batch, save
 from alula.calibration import METHODS, calibrator
 from alula.codecs import TextCodec
 from alula.core.engine import Plan, Session
@@ -24,8 +23,11 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
 from alula.engines import backend
+from alula.questions import Questions, questions_of
 
 Ranges = Mapping[str, tuple[float, float]]
+Text = tuple[str, ...]
+PROFILE = Profile({"batch": Range(1, 8, 16), "length": Range(1, 8, 64)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,22 @@ def texts() -> list[Text]:
     return [(" ".join(rng.choice(tiny.WORDS, size=int(rng.integers(1, 20)))),) for _ in range(9)]
 
 
+def asked(model: Tiny, texts: Sequence[Text], profile: Profile = PROFILE) -> Questions:
+    examples = tuple(data.Example(texts=text, line=at + 1) for at, text in enumerate(texts))
+    rows = data.Dataset(path=Path("texts.jsonl"), examples=examples, skipped=(), digest="")
+    return questions_of(rows, model.spec, profile, model.folder)
+
+
+def calls(model: Tiny, texts: Sequence[Text]) -> tuple[Feeds, ...]:
+    return asked(model, texts).feeds()
+
+
 @contextmanager
 def observed_session(model: Tiny, at: Path) -> Iterator[tuple[Session, Mapping[str, TensorSpec]]]:
     graph, names = graphs.observe(families.write(model.checkpoint, model.spec, "encoder"))
     saved = graphs.save(graph, at / "observed.onnx", "fp32")
     onnxruntime = backend("onnxruntime")
-    plan = Plan(profile=Profile({"batch": Range(1, 8, 16), "length": Range(1, 8, 64)}))
+    plan = Plan(profile=PROFILE)
     session = onnxruntime.open(onnxruntime.compile(saved, plan, at / "engine"))
     yield session, {output.name: output for output in saved.outputs if output.name in names}
     session.close()
@@ -75,38 +87,25 @@ def observed_session(model: Tiny, at: Path) -> Iterator[tuple[Session, Mapping[s
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_all_examples_are_used_whatever_the_batch(count: int, model: Tiny, texts: list[Text]) -> None:
     """Adlik/Adlik#534: with fewer samples than a batch, or a rest that fills none, samples went missing."""
-    some = texts[:count]
-    found = calibrate(model.checkpoint, model.spec, some, batch=8)
+    some = calls(model, texts[:count])
+    found = calibrate(model.checkpoint, model.spec, some)
     assert found.examples == count
-    assert found.tokens == sum(len(model.codec.encode(text).ids) for (text,) in some)
-    plain = calibrate(model.checkpoint, model.spec, some, batch=8, smooth=False).ranges
-    each = [calibrate(model.checkpoint, model.spec, [text], batch=1, smooth=False).ranges for text in some]
+    assert found.tokens == sum(len(model.codec.encode(text).ids) for (text,) in texts[:count])
+    plain = calibrate(model.checkpoint, model.spec, some, smooth=False).ranges
+    each = [
+        calibrate(model.checkpoint, model.spec, calls(model, [text]), smooth=False).ranges
+        for text in texts[:count]
+    ]
     for name, (low, high) in plain.items():
         assert low == pytest.approx(min(one[name][0] for one in each), abs=1e-5)
         assert high == pytest.approx(max(one[name][1] for one in each), abs=1e-5)
-
-
-def test_batches_hold_every_row_once(model: Tiny, texts: list[Text]) -> None:
-    rows = sorted((encoded(model.codec, text) for text in texts), key=lambda row: len(row.ids))
-    for batch in (1, 2, 4, 8, 9, 100):
-        groups = list(grouped(rows, batch))
-        assert [row for group in groups for row in group] == rows
-        assert max(map(len, groups)) <= batch
-    assert list(grouped([], 8)) == []
-
-
-def test_long_rows_go_together_in_smaller_batches(model: Tiny) -> None:
-    rows = [model.codec.encode_ids([5] * 60)] * 40
-    sizes = [len(group) for group in grouped(rows, 64)]
-    assert sum(sizes) == 40
-    assert max(sizes) * 60 <= room.CELLS
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_rows_padded_more_give_the_same_ranges(
     method: str, model: Tiny, texts: list[Text], tmp_path: Path
 ) -> None:
-    rows = [encoded(model.codec, text) for text in texts]
+    rows = [model.codec.encode(text) for (text,) in texts]
 
     def ranges(length: int | None, session: Session, outputs: Mapping[str, TensorSpec]) -> Ranges:
         used = calibrator(method)
@@ -122,7 +121,7 @@ def test_the_same_rows_padded_more_give_the_same_ranges(
 def test_padding_that_is_counted_is_seen_in_the_ranges(
     model: Tiny, texts: list[Text], tmp_path: Path
 ) -> None:
-    feeds = model.codec.collate([encoded(model.codec, text) for text in texts], 60)
+    feeds = model.codec.collate([model.codec.encode(text) for (text,) in texts], 60)
 
     def ranges(given: Feeds, session: Session, outputs: Mapping[str, TensorSpec]) -> Ranges:
         used = calibrator("min-max")
@@ -142,11 +141,6 @@ def test_no_examples_are_refused(model: Tiny) -> None:
         calibrate(model.checkpoint, model.spec, [])
 
 
-def test_an_example_of_three_texts_is_refused(model: Tiny) -> None:
-    with pytest.raises(InputError, match="an example has 3 texts; expected one, or a pair"):
-        calibrate(model.checkpoint, model.spec, [("a", "b", "c")])
-
-
 def test_weights_that_make_nan_are_refused_by_the_name_of_the_activation(
     model: Tiny, texts: list[Text], tmp_path: Path
 ) -> None:
@@ -154,7 +148,7 @@ def test_weights_that_make_nan_are_refused_by_the_name_of_the_activation(
     with pytest.raises(
         InputError, match=r"^encoder.layer.1.attention.self.query/MatMul/input is not finite in \d+ of"
     ):
-        calibrate(changed.checkpoint, changed.spec, texts)
+        calibrate(changed.checkpoint, changed.spec, calls(changed, texts))
 
 
 def changed_copy(model: Tiny, to: Path, add: float) -> Tiny:
@@ -169,44 +163,44 @@ def changed_copy(model: Tiny, to: Path, add: float) -> Tiny:
 
 
 def test_the_same_again_comes_from_the_cache(model: Tiny, texts: list[Text], cache: Path) -> None:
-    first = calibrate(model.checkpoint, model.spec, texts)
+    first = calibrate(model.checkpoint, model.spec, calls(model, texts))
     (kept,) = cache.iterdir()
     marked = json.loads(kept.read_text())
     marked["tokens"] = -1
     kept.write_text(json.dumps(marked))
-    again = calibrate(model.checkpoint, model.spec, texts)
+    again = calibrate(model.checkpoint, model.spec, calls(model, texts))
     assert again.tokens == -1
     assert again.ranges == first.ranges
-    assert calibrate(model.checkpoint, model.spec, texts, use_cache=False) == first
+    assert calibrate(model.checkpoint, model.spec, calls(model, texts), use_cache=False) == first
 
 
 def test_another_checkpoint_other_data_or_another_method_calibrates_again(
     model: Tiny, texts: list[Text], cache: Path, tmp_path: Path
 ) -> None:
-    first = calibrate(model.checkpoint, model.spec, texts)
+    first = calibrate(model.checkpoint, model.spec, calls(model, texts))
     changed = changed_copy(model, tmp_path / "changed", 0.5)
-    assert calibrate(changed.checkpoint, changed.spec, texts).ranges != first.ranges
-    assert calibrate(model.checkpoint, model.spec, texts[:4]).ranges != first.ranges
+    assert calibrate(changed.checkpoint, changed.spec, calls(changed, texts)).ranges != first.ranges
+    assert calibrate(model.checkpoint, model.spec, calls(model, texts[:4])).ranges != first.ranges
     assert (
-        calibrate(model.checkpoint, model.spec, texts, method="percentile").method
+        calibrate(model.checkpoint, model.spec, calls(model, texts), method="percentile").method
         == "percentile 99.99, smoothed"
     )
-    assert calibrate(model.checkpoint, model.spec, texts, smooth=False).ranges != first.ranges
+    assert calibrate(model.checkpoint, model.spec, calls(model, texts), smooth=False).ranges != first.ranges
     assert len(list(cache.iterdir())) == 5
 
 
 def test_a_damaged_cache_entry_is_calibrated_again(model: Tiny, texts: list[Text], cache: Path) -> None:
-    first = calibrate(model.checkpoint, model.spec, texts)
+    first = calibrate(model.checkpoint, model.spec, calls(model, texts))
     (kept,) = cache.iterdir()
     for damage in ("", "{}", "[]", kept.read_text().replace("[", "{", 1), kept.read_text()[:-20]):
         kept.write_text(damage)
-        assert calibrate(model.checkpoint, model.spec, texts) == first
+        assert calibrate(model.checkpoint, model.spec, calls(model, texts)) == first
 
 
 def test_a_saved_calibration_comes_back_for_the_same_weights_only(
     model: Tiny, texts: list[Text], tmp_path: Path
 ) -> None:
-    found = calibrate(model.checkpoint, model.spec, texts)
+    found = calibrate(model.checkpoint, model.spec, calls(model, texts))
     save(found, tmp_path / "ranges.json")
     assert load(tmp_path / "ranges.json", model.spec) == found
     changed = changed_copy(model, tmp_path / "changed", 0.5)
@@ -233,21 +227,11 @@ def test_a_file_that_is_no_calibration_is_refused(text: str, model: Tiny, tmp_pa
         load(tmp_path / "ranges.json", model.spec)
 
 
-def test_a_question_keeps_its_words_as_in_serving(tmp_path: Path) -> None:
-    asked = opened(tiny.checkpoint(tmp_path / "qa", task="question-answering"), "question-answering")
-    question, context = "who sat on the mat", "the cat " * 60
-    row = encoded(asked.codec, (question, context))
-    assert row == asked.codec.encode_pair(question, context, only_second=True)
-    assert row.sources.count(0) == 5
-    found = calibrate(asked.checkpoint, asked.spec, [(question, context)])
-    assert found.tokens == asked.spec.max_length
-
-
 def test_smoothing_is_found_for_norms_and_activations_and_the_ranges_are_of_the_smoothed_graph(
     model: Tiny, texts: list[Text]
 ) -> None:
-    found = calibrate(model.checkpoint, model.spec, texts)
-    plain = calibrate(model.checkpoint, model.spec, texts, smooth=False)
+    found = calibrate(model.checkpoint, model.spec, calls(model, texts))
+    plain = calibrate(model.checkpoint, model.spec, calls(model, texts), smooth=False)
     assert plain.smoothing == {}
     assert set(found.smoothing) == {name for name in found.ranges if ".attention.output." not in name}
     for name, span in found.ranges.items():

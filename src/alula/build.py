@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import alula
 from alula import families
@@ -21,9 +21,15 @@ from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds
 from alula.core.words import check_opset, precisions_of
+from alula.data import Dataset, read
 from alula.engines import backend as backend_named
 from alula.engines import resolve
 from alula.evidence import Evidence, choose, gather
+from alula.verify import CALIBRATED, load_metric
+
+if TYPE_CHECKING:
+    from alula.calibrate import Calibration
+    from alula.questions import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,9 @@ DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width":
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
+
+BUDGET = 0.004
+"""The share that may be lost on the user's rows where nothing else is said."""
 
 STORED_BYTES = 4 << 20
 """Sample feeds and reference outputs that a bundle carries at most, so that it can check itself elsewhere."""
@@ -52,15 +61,20 @@ class BuildRequest:
     axes: Mapping[str, Range] = field(default_factory=dict)
     opset: int | None = None
     reference: str = "auto"
+    data: Path | None = None
+    budget: float | None = None
+    metric: str | None = None
+    skip_bad_rows: bool = False
     use_cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """A bundle, and whether it came from the cache."""
+    """A bundle, whether it came from the cache, and whether an interrupt cut the search short."""
 
     bundle: Bundle
     cached: bool
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +87,7 @@ class Resolved:
     precisions: tuple[str, ...]
     profile: Profile
     reference: Reference
+    data: Dataset | None
 
 
 def build(request: BuildRequest, progress: Progress) -> Built:
@@ -84,21 +99,23 @@ def build(request: BuildRequest, progress: Progress) -> Built:
         resolved = resolve_request(request)
     cache = Cache(root=cache_root())
     key = cache.key(_inputs(request, resolved))
-    if request.use_cache and (found := cache.fetch(key, request.to)):
+    # What a user's metric computes may change without a trace that could be digested.
+    use_cache = request.use_cache and request.metric is None
+    if use_cache and (found := cache.fetch(key, request.to)):
         return Built(bundle=found, cached=True)
     with writing(request.to) as draft:
-        passed = _fill(draft, request, resolved, progress)
+        passed, interrupted = _fill(draft, request, resolved, progress)
         written = Bundle.read(draft.scratch).manifest.identity
         to = request.to
         if not passed and _is_verified(request.to):
             draft.to = draft.to.with_name(f"{draft.to.name}.failed")
             to = request.to.with_name(f"{request.to.name}.failed")
-        if passed and request.use_cache:
+        if passed and use_cache and not interrupted:
             _keep(cache, key, draft.scratch)
     bundle = Bundle.read(to)
     if bundle.manifest.identity != written:
         raise InputError(f"{to}: another process replaced the bundle right after it was built")
-    return Built(bundle=bundle, cached=False)
+    return Built(bundle=bundle, cached=False, interrupted=interrupted)
 
 
 def _is_verified(root: Path) -> bool:
@@ -119,12 +136,13 @@ def _keep(cache: Cache, key: str, root: Path) -> None:
 def resolve_request(request: BuildRequest) -> Resolved:
     """Make every choice, and refuse what cannot be built before any work is done."""
     engine = resolve(request.target)
-    precisions = precisions_of(engine, request.precision)
+    precisions = provable(precisions_of(engine, request.precision), request)
     if request.opset is not None:
         check_opset(request.opset)
     checkpoint = families.open_checkpoint(request.model, request.revision)
     spec = families.describe(checkpoint, request.task, request.pooling)
     spec = replace(spec, name=request.name or spec.name)
+    data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
@@ -132,7 +150,23 @@ def resolve_request(request: BuildRequest) -> Resolved:
         precisions=precisions,
         profile=profile_of(spec, request.axes),
         reference=choose(request.reference, spec),
+        data=data,
     )
+
+
+def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, ...]:
+    """The precisions that can be proved with what is given: eight bits are calibrated and judged on the user's rows."""
+    if request.data is not None:
+        return precisions
+    for given, option in ((request.budget, "--budget"), (request.metric, "--metric")):
+        if given is not None:
+            raise InputError(f"{option} says what may be lost on your rows; give them with --data FILE")
+    possible = tuple(precision for precision in precisions if precision not in CALIBRATED)
+    if not possible:
+        raise InputError(
+            f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
+        )
+    return possible
 
 
 def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
@@ -151,14 +185,17 @@ def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
     return Profile(axes)
 
 
-def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
-    """Write everything into the draft; whether the precision that was taken passed."""
+def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> tuple[bool, bool]:
+    """Write everything into the draft; whether the precision that was taken passed, and whether that was cut short."""
     # Not at the top: a bundle from the cache needs none of what writing and compiling import.
-    from alula.rungs import Workshop, choose_rung  # noqa: PLC0415
+    from alula.ladder import Ladder  # noqa: PLC0415
+    from alula.rungs import Workshop  # noqa: PLC0415
 
     _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
+    promise = _promise(request, resolved)
     with progress.phase(f"ask the reference ({resolved.reference})"):
-        evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile)
+        evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile, promise)
+    calibration = _calibration(request, resolved, promise, progress)
     workshop = Workshop(
         checkpoint=resolved.checkpoint,
         spec=resolved.spec,
@@ -167,32 +204,86 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         opset=request.opset,
         draft=draft,
         evidence=evidence,
+        calibration=calibration,
     )
-    candidates = [workshop.candidate(precision, progress) for precision in resolved.precisions]
-    with progress.phase("measure " + ", ".join(resolved.precisions)):
-        measured = workshop.measure(candidates)
-    taken, rungs = choose_rung(candidates, measured)
-    graphs = workshop.discard_losers(candidates, taken)
+    climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions)
+    taken, rungs = climbed.choose()
+    graphs = workshop.discard_losers(climbed.candidates, taken)
     manifest = Manifest(
         model=resolved.spec,
         source=request.model,
         graphs={graph.path.stem: graph for graph in graphs},
         engines={"encoder": taken.engine},
         rungs=rungs,
+        promise=_promised(promise, calibration),
         files=(),
         built_on=machine(),
     )
-    rows = [row.as_json() for row in measured.rows if row.precision == taken.precision]
-    draft.finish(manifest, taken.checks, rows, _stored(evidence[0]))
-    return taken.passed
+    rows = [row.as_json() for row in climbed.measured.rows if row.precision == taken.precision]
+    draft.finish(manifest, taken.checks, rows, _stored(evidence[0], taken.precision))
+    return taken.passed, climbed.interrupted
 
 
-def _stored(evidence: Evidence) -> Stored:
+def _promise(request: BuildRequest, resolved: Resolved) -> Promise | None:
+    """What may be lost on the user's rows; nothing is promised without any."""
+    if resolved.data is None:
+        return None
+    from alula.questions import Promise, questions_of  # noqa: PLC0415 - not for a build that comes from the cache
+
+    asked = questions_of(resolved.data, resolved.spec, resolved.profile, resolved.checkpoint.root)
+    return Promise(
+        questions=asked,
+        budget=BUDGET if request.budget is None else request.budget,
+        metric=None if request.metric is None else load_metric(request.metric, Path.cwd()),
+    )
+
+
+def _calibration(
+    request: BuildRequest, resolved: Resolved, promise: Promise | None, progress: Progress
+) -> Calibration | None:
+    """Ranges over all of the user's rows, where a precision needs them."""
+    if promise is None or not any(precision.startswith("int8") for precision in resolved.precisions):
+        return None
+    from alula.calibrate import calibrate  # noqa: PLC0415 - not for a build that comes from the cache
+
+    with progress.phase(f"calibrate on {len(promise.questions.rows)} rows"):
+        return calibrate(
+            resolved.checkpoint, resolved.spec, promise.questions.feeds(), use_cache=request.use_cache
+        )
+
+
+def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:
+    """The promise as the manifest keeps it: what was asked, not the rows themselves."""
+    if promise is None:
+        return {}
+    data = promise.questions.data
+    made: dict[str, Any] = {
+        "budget": promise.budget,
+        "metric": None if promise.metric is None else promise.metric.name,
+        "data": {
+            "file": data.path.name,
+            "rows": len(data.examples),
+            "skipped": len(data.skipped),
+            "labelled": data.labelled,
+            "sha256": data.digest,
+        },
+    }
+    if calibration is not None:
+        made["calibration"] = {
+            "method": calibration.method,
+            "rows": calibration.examples,
+            "tokens": calibration.tokens,
+            "sha256": calibration.data,
+        }
+    return made
+
+
+def _stored(evidence: Evidence, precision: str) -> Stored:
     """As many samples as fit into the bundle's allowance, smallest first."""
     size = 0
     feeds: list[Feeds] = []
     outputs: list[Feeds] = []
-    pairs = zip(evidence.samples, evidence.outputs, strict=True)
+    pairs = evidence.pairs(precision)
     for sample, output in sorted(pairs, key=lambda pair: sum(array.nbytes for array in pair[1].values())):
         size += sum(array.nbytes for array in (*sample.feeds.values(), *output.values()))
         if feeds and size > STORED_BYTES:
@@ -221,6 +312,8 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         "precision": request.precision,
         "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},
         "opset": request.opset,
+        "data": None if resolved.data is None else resolved.data.digest,
+        "budget": request.budget,
         "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),
     }

@@ -1,14 +1,13 @@
-"""Ranges of a checkpoint's activations over real texts, kept under the digest of all that decides them."""
+"""Ranges of a checkpoint's activations over real rows, kept under the digest of all that decides them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import numpy as np
@@ -19,27 +18,17 @@ from alula import families, graphs
 from alula.bundles import cache_root
 from alula.bundles.digest import of_sources, of_value
 from alula.calibration import Amplitudes, calibrator
-from alula.codecs import Row, TextCodec
-from alula.core.engine import Plan, Session
+from alula.core.engine import Session
 from alula.core.errors import InputError, ManifestError
 from alula.core.model import ModelSpec
 from alula.core.parse import get
-from alula.core.profile import Profile, Range
 from alula.core.tensor import Array, Feeds, TensorSpec
-from alula.engines import backend as backend_named
+from alula.running import profile_over, running
 
 METHOD = "min-max"
 # MiniLM, 64 texts, all linears in int8, worst and mean cosine to fp32 of 32 others: 0.995 0.9967 with min-max, 0.993
 # 0.9953 with percentile 99.99, 0.993 0.9949 with entropy; not smoothed 0.988 0.992, and 0.94 on average with the two
 # that cut tails off. A few large values carry meaning there.
-
-BATCH = 8
-
-CELLS = 1024
-"""Padded tokens of one batch at most (a single row may be longer): all activations of it are in memory at once."""
-
-Text = tuple[str, ...]
-"""One text, or a pair of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,42 +47,44 @@ class Calibration:
     data: str
 
 
-def calibrate(  # noqa: PLR0913 - three of seven only matter to tests and tuning
+def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
     checkpoint: families.Checkpoint,
     spec: ModelSpec,
-    texts: Sequence[Text],
+    feeds: Sequence[Feeds],
     *,
     method: str = METHOD,
     smooth: bool = True,
-    batch: int = BATCH,
     use_cache: bool = True,
 ) -> Calibration:
-    """The ranges over all these texts, from the cache if weights, texts, method and code are as they were."""
+    """The ranges over all these calls, from the cache if weights, calls, method and code are as they were."""
     used = calibrator(method)
-    if not texts:
+    if not feeds:
         raise InputError("no examples to calibrate from; expected one at least")
-    data = of_value([list(text) for text in texts])
+    data = _digest(feeds)
     words = f"{used.method}, smoothed" if smooth else used.method
     kept = cache_root() / "calibration" / f"{_key(spec, data, words)}.json"
     if use_cache and (found := _from_cache(kept)):
         return found
-    codec = TextCodec.open(checkpoint.root, spec)
-    rows = sorted((encoded(codec, text) for text in texts), key=lambda row: len(row.ids))
-    run = Observation(checkpoint=checkpoint, codec=codec, rows=rows, batch=batch)
+    run = Observation(checkpoint=checkpoint, spec=spec, feeds=feeds)
     smoothing = run.smoothing() if smooth else {}
     run.into(used, smoothing)
     calibration = Calibration(
         method=words,
         ranges=used.ranges(),
         smoothing=smoothing,
-        examples=len(rows),
-        tokens=sum(len(row.ids) for row in rows),
+        examples=sum(rows_of(each) for each in feeds),
+        tokens=sum(int(each["attention_mask"].sum()) for each in feeds if "attention_mask" in each),
         weights=spec.digest,
         data=data,
     )
     if use_cache:
         save(calibration, kept)
     return calibration
+
+
+def rows_of(feeds: Feeds) -> int:
+    """Rows of one call."""
+    return len(next(iter(feeds.values())))
 
 
 def save(calibration: Calibration, path: Path) -> None:
@@ -170,6 +161,16 @@ def _key(spec: ModelSpec, data: str, method: str) -> str:
     return of_value({"spec": str(spec), "data": data, "method": method, "code": code})
 
 
+def _digest(feeds: Sequence[Feeds]) -> str:
+    """SHA-256 over names, types, shapes and contents of all arrays."""
+    total = hashlib.sha256()
+    for call in feeds:
+        for name, array in sorted(call.items()):
+            total.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()
+
+
 class Sink(Protocol):
     """Takes activations batch by batch."""
 
@@ -180,70 +181,42 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Rows, sorted by length, to be run in batches through the fp32 graph."""
+    """Calls to be run through the fp32 graph."""
 
     checkpoint: families.Checkpoint
-    codec: TextCodec
-    rows: Sequence[Row]
-    batch: int
+    spec: ModelSpec
+    feeds: Sequence[Feeds]
 
     def smoothing(self) -> Mapping[str, tuple[float, ...]]:
         """What channels are to be divided by, from how large each gets."""
         amplitudes = Amplitudes()
         self.into(amplitudes, {})
         found = graphs.smoothing_for(
-            families.write(self.checkpoint, self.codec.spec, "encoder"), amplitudes.sizes()
+            families.write(self.checkpoint, self.spec, "encoder"), amplitudes.sizes()
         )
         return {name: tuple(factors) for name, factors in found.items()}
 
     def into(self, sink: Sink, smoothing: Mapping[str, Sequence[float]]) -> None:
-        """Run every row in ONNX Runtime, and let `sink` see what linears read."""
-        model, names = graphs.observe(families.write(self.checkpoint, self.codec.spec, "encoder"), smoothing)
-        length = Range(1, 1, self.codec.spec.max_length)
-        plan = Plan(profile=Profile({"batch": Range(1, 1, self.batch), "length": length}))
-        backend = backend_named("onnxruntime")
-        with TemporaryDirectory(prefix="alula-") as scratch:
-            graph = graphs.save(model, Path(scratch) / "observed.onnx", "fp32")
-            observed = {output.name: output for output in graph.outputs if output.name in names}
-            engine = backend.compile(graph, plan, Path(scratch) / "engine")
-            with closing(backend.open(engine)) as session:
-                for group in grouped(self.rows, self.batch):
-                    observe_batch(session, self.codec.collate(group), observed, sink)
+        """Run every call in ONNX Runtime, and let `sink` see what linears read."""
+        model, names = graphs.observe(families.write(self.checkpoint, self.spec, "encoder"), smoothing)
+        with running(model, profile_over(self.spec, self.feeds)) as session:
+            observed = {output.name: output for output in session.outputs if output.name in names}
+            for call in self.feeds:
+                observe_batch(session, call, observed, sink)
 
 
 def observe_batch(session: Session, feeds: Feeds, observed: Mapping[str, TensorSpec], sink: Sink) -> None:
     """Add every observed activation of one batch, its padding left out."""
-    mask = feeds["attention_mask"].astype(np.bool_)
+    mask = feeds["attention_mask"].astype(np.bool_) if "attention_mask" in feeds else None
     outputs = session.run(feeds)
     for name, tensor in observed.items():
         values = outputs[name].astype(np.float32, copy=False)
         sink.add(name, values, _kept(values, tensor, mask))
 
 
-def encoded(codec: TextCodec, text: Text) -> Row:
-    """A row exactly as serving makes it: a question keeps its words when its context is too long."""
-    if len(text) == 1:
-        return codec.encode(text[0])
-    if len(text) != 2:
-        raise InputError(f"an example has {len(text)} texts; expected one, or a pair")
-    return codec.encode_pair(*text, only_second=codec.spec.task == "question-answering")
-
-
-def grouped(rows: Sequence[Row], batch: int) -> Iterator[Sequence[Row]]:
-    """Every row once, in batches of at most `batch` rows and `CELLS` padded tokens; rows come sorted by length."""
-    group: list[Row] = []
-    for row in rows:
-        if group and (len(group) == batch or (len(group) + 1) * len(row.ids) > CELLS):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
-
-
-def _kept(values: Array, tensor: TensorSpec, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+def _kept(values: Array, tensor: TensorSpec, mask: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
     """The mask in the shape in which this activation has tokens; None where it has a value per row, or is fixed."""
-    if isinstance(tensor.shape[0], int):
+    if mask is None or isinstance(tensor.shape[0], int):
         return None
     if values.ndim > 2 and values.shape[:2] == mask.shape:
         return mask

@@ -7,34 +7,51 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alula import families
 from alula.core.check import Check, Reference, reference_named
-from alula.core.engine import Plan, Session
+from alula.core.engine import Session
 from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.engines import backend as backend_named
-from alula.verify import Sample, alone, compare, draw, golden, invariance, texts_for
+from alula.verify import CALIBRATED, Sample, alone, compare, draw, golden, invariance, texts_for
+
+if TYPE_CHECKING:
+    from alula.questions import Promise
 
 TEXT_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """Samples with the outputs of one reference."""
+    """Samples, and the rows of a promise where there is one, with the outputs of one reference."""
 
     reference: Reference
     samples: tuple[Sample, ...]
     outputs: tuple[Feeds, ...]
+    promise: Promise | None = None
+    promised: tuple[Feeds, ...] = ()
 
     def judge(self, candidate: Session, spec: ModelSpec, precision: str) -> tuple[Check, ...]:
         """How far the candidate is from this reference."""
-        return compare(self.outputs, candidate, self.samples, spec, precision, self.reference)
+        checks: tuple[Check, ...] = ()
+        if pairs := self.pairs(precision):
+            outputs = [output for _, output in pairs]
+            samples = [sample for sample, _ in pairs]
+            checks = compare(outputs, candidate, samples, spec, precision, self.reference)
+        if self.promise is None:
+            return checks
+        given = self.promise.questions.ask(candidate)
+        return (*self.promise.judge(self.promised, given, self.reference), *checks)
+
+    def pairs(self, precision: str) -> list[tuple[Sample, Feeds]]:
+        """The samples that say something about a precision: random ids say nothing about one that was calibrated."""
+        pairs = zip(self.samples, self.outputs, strict=True)
+        return [pair for pair in pairs if precision not in CALIBRATED or not pair[0].drawn]
 
 
 def choose(wanted: str, spec: ModelSpec) -> Reference:
@@ -66,7 +83,11 @@ def pytorch_installed() -> bool:
 
 
 def gather(
-    reference: Reference, checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile
+    reference: Reference,
+    checkpoint: families.Checkpoint,
+    spec: ModelSpec,
+    profile: Profile,
+    promise: Promise | None = None,
 ) -> tuple[Evidence, ...]:
     """What candidates are judged by, the strongest reference first.
 
@@ -74,8 +95,8 @@ def gather(
     """
     samples = samples_for(spec, profile, checkpoint.root)
     if reference == "pytorch":
-        return (_pytorch(checkpoint.root, spec, profile, samples),)
-    own = _own_graph(checkpoint, spec, profile, samples)
+        return (_pytorch(checkpoint.root, spec, profile, samples, promise),)
+    own = _own_graph(checkpoint, spec, profile, samples, promise)
     return (_golden(spec, profile), own) if reference == "golden" else (own,)
 
 
@@ -93,31 +114,39 @@ def judge_all(
     return (*checks, *invariance(candidate, drawn, spec, profile, precision))
 
 
-def _asked(reference: Reference, session: Session, samples: Sequence[Sample]) -> Evidence:
-    outputs = tuple(session.run(sample.feeds) for sample in samples)
-    return Evidence(reference=reference, samples=tuple(samples), outputs=outputs)
+def _asked(
+    reference: Reference, session: Session, samples: Sequence[Sample], promise: Promise | None
+) -> Evidence:
+    return Evidence(
+        reference=reference,
+        samples=tuple(samples),
+        outputs=tuple(session.run(sample.feeds) for sample in samples),
+        promise=promise,
+        promised=() if promise is None else promise.questions.ask(session),
+    )
 
 
-def _pytorch(root: Path, spec: ModelSpec, profile: Profile, samples: Sequence[Sample]) -> Evidence:
+def _pytorch(
+    root: Path, spec: ModelSpec, profile: Profile, samples: Sequence[Sample], promise: Promise | None
+) -> Evidence:
     from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
 
     with closing(torch_engine.reference(root, spec, profile=profile)) as session:
-        return _asked("pytorch", session, samples)
+        return _asked("pytorch", session, samples, promise)
 
 
 def _own_graph(
-    checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile, samples: Sequence[Sample]
+    checkpoint: families.Checkpoint,
+    spec: ModelSpec,
+    profile: Profile,
+    samples: Sequence[Sample],
+    promise: Promise | None,
 ) -> Evidence:
     """The graph as it was written, in fp32 and with no pass applied, in ONNX Runtime."""
-    from alula import graphs  # noqa: PLC0415 - onnx_ir takes most of a second to import
+    from alula.running import running  # noqa: PLC0415 - onnx_ir takes most of a second to import
 
-    backend = backend_named("onnxruntime")
-    with TemporaryDirectory(prefix="alula-") as scratch:
-        path = Path(scratch) / "encoder.fp32.onnx"
-        graph = graphs.save(families.write(checkpoint, spec, "encoder"), path, "fp32")
-        engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
-        with closing(backend.open(engine)) as session:
-            return _asked("own-graph", session, samples)
+    with running(families.write(checkpoint, spec, "encoder"), profile) as session:
+        return _asked("own-graph", session, samples, promise)
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alula import families, graphs
 from alula.bench import Contender, Measured, Ratio, Turns, measure
 from alula.bundles import Draft, Rung
+from alula.calibrate import Calibration
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Plan
 from alula.core.graph import Graph
@@ -24,25 +25,34 @@ ROUNDS = 15
 GAIN = 1.03
 """A lower precision must surely be this many times as fast, or it is left: it costs accuracy, and less is noise."""
 
+NO_LAYERS: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One precision, compiled and judged."""
+    """One precision, compiled and judged; `kept` are the layers that it leaves in a higher one."""
 
     precision: str
     graph: Graph
     engine: Engine
     checks: tuple[Check, ...]
+    kept: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether every comparison held."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
+    @property
+    def bytes(self) -> int:
+        """What the graph and its weights take on disk."""
+        files = self.graph.path.parent.glob(f"{self.graph.path.name}*")
+        return sum(path.stat().st_size for path in files)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """What every candidate of one build has in common."""
+    """What every candidate of one build has in common; `calibration` is what int8 needs."""
 
     checkpoint: families.Checkpoint
     spec: ModelSpec
@@ -51,14 +61,13 @@ class Workshop:
     opset: int | None
     draft: Draft
     evidence: tuple[Evidence, ...]
+    calibration: Calibration | None = None
 
-    def candidate(self, precision: str, progress: Progress) -> Candidate:
+    def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
         with progress.phase(f"write the {precision} graph"):
-            passes = graphs.passes_for(self.backend.name, precision, self.opset)
-            opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
-            model = graphs.rewrite(families.write(self.checkpoint, self.spec, "encoder", opset), passes)
-            graph = graphs.save(model, self.draft.graph_path("encoder", precision), precision)
+            path = self.draft.graph_path("encoder", precision)
+            graph = graphs.save(self.written(precision, keep), path, precision)
         with progress.phase(f"compile {precision} for {self.backend.target}"):
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
             engine = self.backend.compile(graph, Plan(profile=self.profile), folder)
@@ -68,7 +77,19 @@ class Workshop:
             closing(self.backend.open(engine)) as session,
         ):
             checks = judge_all(self.evidence, session, self.spec, self.profile, precision)
-        return Candidate(precision=precision, graph=graph, engine=engine, checks=checks)
+        return Candidate(
+            precision=precision, graph=graph, engine=engine, checks=checks, kept=tuple(sorted(keep))
+        )
+
+    def written(self, precision: str, keep: frozenset[str]) -> graphs.Model:
+        """The graph of the checkpoint with this precision in it, as the engine runs it best."""
+        opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
+        model = families.write(self.checkpoint, self.spec, "encoder", opset)
+        if precision.startswith("int8"):
+            assert self.calibration is not None
+            ranges, smoothing = self.calibration.ranges, self.calibration.smoothing
+            model = graphs.quantize(model, ranges, smoothing=smoothing, keep=keep)
+        return graphs.rewrite(model, graphs.passes_for(self.backend.name, precision, self.opset))
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
@@ -85,16 +106,22 @@ class Workshop:
             ]
             return measure(contenders, self.spec, [shape], Turns(rounds=ROUNDS))
 
+    def discard(self, candidate: Candidate) -> None:
+        """Remove what a candidate put into the draft."""
+        for path in self.draft.scratch.glob(f"graphs/{candidate.graph.path.name}*"):
+            path.unlink()
+        shutil.rmtree(candidate.engine.path)
+
     def discard_losers(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
-        """Remove what lost and give the graphs that stay: the fp32 one does, since any CPU can compile it."""
+        """Remove all but the one taken, unfinished ones too; the fp32 graph stays, since any CPU can compile it."""
         kept = tuple(c.graph for c in candidates if c is taken or c.precision == "fp32")
         names = {graph.path.name for graph in kept}
         for path in (self.draft.scratch / "graphs").iterdir():
             if path.name.removesuffix(".data") not in names:
                 path.unlink()
-        for candidate in candidates:
-            if candidate is not taken:
-                shutil.rmtree(candidate.engine.path)
+        for path in (self.draft.scratch / "engines").iterdir():
+            if path != taken.engine.path:
+                shutil.rmtree(path)
         return kept
 
 
@@ -104,18 +131,14 @@ def choose_rung(candidates: Sequence[Candidate], measured: Measured) -> tuple[Ca
     Candidates come highest precision first, and the first is what the others' speed was compared with in the same
     rounds. Where none passed, it is kept, so that its failed checks are.
     """
-    first = candidates[0]
-    speeds = {c.precision: row.ratio for c, row in zip(candidates[1:], measured.ratios, strict=True)}
-    sure = [
-        c for c in candidates if c.passed and (c is first or not first.passed or _gains(speeds[c.precision]))
-    ]
-    taken = max(sure, key=lambda c: 1.0 if c is first else speeds[c.precision].median, default=first)
+    first, speeds = candidates[0], speeds_of(candidates, measured)
+    taken = fastest(candidates, speeds) or first
     rungs = tuple(
-        Rung(
-            precision=c.precision,
-            passed=c.passed,
+        replace(
+            rung_of(c),
             p50_ms=row.p50_ms,
             shape=row.shape,
+            times=None if c is first else speeds[c.precision].median,
             taken=c is taken,
             reason=_reason(c, taken, first, speeds),
         )
@@ -124,9 +147,42 @@ def choose_rung(candidates: Sequence[Candidate], measured: Measured) -> tuple[Ca
     return taken, rungs
 
 
-def _gains(speed: Ratio) -> bool:
+def speeds_of(candidates: Sequence[Candidate], measured: Measured) -> dict[str, Ratio]:
+    """How many times as fast as the first each candidate is, the first included."""
+    itself = Ratio(median=1.0, low=1.0, high=1.0, rounds=1)
+    ratios = [itself, *(row.ratio for row in measured.ratios)]
+    return {c.precision: ratio for c, ratio in zip(candidates, ratios, strict=True)}
+
+
+def fastest(candidates: Sequence[Candidate], speeds: Mapping[str, Ratio]) -> Candidate | None:
+    """Down the precisions, whoever passed and surely gains on the best so far; None where nobody passed."""
+    best: Candidate | None = None
+    for candidate in candidates:
+        if candidate.passed and (best is None or gains(candidate, best, speeds)):
+            best = candidate
+    return best
+
+
+def gains(candidate: Candidate, on: Candidate, speeds: Mapping[str, Ratio]) -> bool:
     """Whether even the low end of the interval is a gain; without an interval nothing is sure."""
-    return speed.low is not None and speed.low >= GAIN
+    low = speeds[candidate.precision].low
+    return low is not None and low >= GAIN * speeds[on.precision].median
+
+
+def rung_of(candidate: Candidate) -> Rung:
+    """What is known of a candidate before anybody measured its speed."""
+    return Rung(
+        precision=candidate.precision,
+        passed=candidate.passed,
+        p50_ms=None,
+        shape="",
+        taken=False,
+        reason="",
+        times=None,
+        bytes=candidate.bytes,
+        kept=candidate.kept,
+        checks=candidate.checks,
+    )
 
 
 def _reason(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Mapping[str, Ratio]) -> str:
@@ -137,9 +193,12 @@ def _reason(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Ma
         return f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
     if candidate is not first:
         compared = f"{_times(speeds[candidate.precision])} times as fast as {first.precision}"
-        return compared if candidate is taken else f"no sure gain: {compared}"
+        if candidate is taken:
+            return compared
+        better = speeds[taken.precision].median >= speeds[candidate.precision].median > 1
+        return f"{taken.precision} is faster: {compared}" if better else f"no sure gain: {compared}"
     if candidate is taken:
-        return "fastest within the limits" if speeds else "asked for"
+        return "fastest within the limits" if len(speeds) > 1 else "asked for"
     return f"{taken.precision} is faster"
 
 

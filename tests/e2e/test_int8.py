@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from alula import families, graphs
-from alula.calibrate import Calibration, Text, calibrate
+from alula.calibrate import Calibration, calibrate
 from alula.codecs import TextCodec
 from alula.core.check import Check
 from alula.core.engine import Plan, Session
@@ -23,6 +23,8 @@ from alula.engines import backend
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.verify import Sample, compare, texts_for
 from alula.verify.texts import SINGLES
+
+Text = tuple[str, ...]
 
 PROFILE = Profile({"batch": Range(1, 4, 8), "length": Range(2, 32, 256)})
 SUBJECTS = ("The doctor", "A student", "My neighbour", "Our engineer", "Anna Berg", "The committee")
@@ -53,7 +55,8 @@ class Real:
     scratch: Path
 
     def calibrated(self, method: str = "min-max", *, smooth: bool = True) -> Calibration:
-        return calibrate(self.checkpoint, self.spec, self.texts, method=method, smooth=smooth)
+        feeds = [sample.feeds for sample in self.samples(self.texts)]
+        return calibrate(self.checkpoint, self.spec, feeds, method=method, smooth=smooth)
 
     def int8(self, calibration: Calibration, keep: frozenset[str] = frozenset()) -> ir.Model:
         return graphs.quantize(self.graph(), calibration.ranges, keep=keep, smoothing=calibration.smoothing)
@@ -61,9 +64,9 @@ class Real:
     def graph(self) -> ir.Model:
         return families.write(self.checkpoint, self.spec, "encoder")
 
-    def samples(self) -> list[Sample]:
+    def samples(self, texts: Sequence[Text]) -> list[Sample]:
         codec = TextCodec.open(self.checkpoint.root, self.spec)
-        rows = sorted((codec.encode(*text) for text in self.others), key=lambda row: len(row.ids))
+        rows = sorted((codec.encode(*text) for text in texts), key=lambda row: len(row.ids))
         return [
             Sample(name=f"texts {at}", feeds=codec.collate(rows[at : at + 8]))
             for at in range(0, len(rows), 8)
@@ -81,7 +84,7 @@ class Real:
 
     def judged(self, model: ir.Model, engine: str = "onnxruntime") -> tuple[Check, ...]:
         with self.session(self.graph()) as reference, self.session(model, engine) as candidate:
-            return compare(reference, candidate, self.samples(), self.spec, "bf16", "own-graph")
+            return compare(reference, candidate, self.samples(self.others), self.spec, "bf16", "own-graph")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -162,7 +165,12 @@ def test_ranges_that_are_too_small_fail(part: float, small: Real) -> None:
 
 def test_ranges_of_texts_that_were_prepared_otherwise_fail(small: Real) -> None:
     """Calibrated on one unknown word, as an upper-casing or a foreign tokenizer leaves of every text."""
-    wrong = calibrate(small.checkpoint, small.spec, [("THE CAT",)] * 8, use_cache=False)
+    wrong = calibrate(
+        small.checkpoint,
+        small.spec,
+        [sample.feeds for sample in small.samples([("THE CAT",)] * 8)],
+        use_cache=False,
+    )
     assert wrong.ranges != small.calibrated().ranges
     checks = small.judged(small.int8(wrong))
     assert not all(check.passed for check in checks), checks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alula.bundles.cache import Cache, cache_root, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
-from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json
+from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json, rung_to_json
 
 __all__ = [
     "Bundle",
@@ -18,6 +18,7 @@ __all__ = [
     "check_to_json",
     "document",
     "finite",
+    "rung_to_json",
     "shrink",
     "writing",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,25 +33,37 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One precision that the build tried: how exact, how fast, and why it was taken or left."""
+    """One precision that the build tried: how exact, how fast, how large, and why it was taken or left.
+
+    `times` is how many times as fast as the first it is, `kept` its layers that compute in a higher precision; what
+    was not measured is None. One that was not tried at all has no checks, and a reason.
+    """
 
     precision: str
     passed: bool
-    p50_ms: float
+    p50_ms: float | None
     shape: str
     taken: bool
     reason: str
+    times: float | None = None
+    bytes: int | None = None
+    kept: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a bundle holds. Paths inside are relative to its root."""
+    """What a bundle holds. Paths inside are relative to its root.
+
+    `promise` says what the precision was proved by: `budget`, `metric`, `data` and `calibration`; empty without data.
+    """
 
     model: ModelSpec
     source: str
     graphs: Mapping[str, Graph]
     engines: Mapping[str, Engine]
     rungs: tuple[Rung, ...]
+    promise: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[FileRecord, ...]
     built_on: Mapping[str, Any]
 
@@ -68,7 +80,8 @@ class Manifest:
             "source": self.source,
             "graphs": {key: _graph_to_json(graph) for key, graph in self.graphs.items()},
             "engines": {key: _engine_to_json(engine) for key, engine in self.engines.items()},
-            "rungs": [asdict(rung) for rung in self.rungs],
+            "promise": dict(self.promise),
+            "rungs": [rung_to_json(rung) for rung in self.rungs],
             "files": [asdict(record) for record in self.files],
             "built_on": dict(self.built_on),
         }
@@ -84,6 +97,7 @@ class Manifest:
             graphs=graphs,
             engines=_get_map(raw, "engines", lambda item: _parse_engine(item, root, graphs)),
             rungs=get_each(raw, "rungs", _parse_rung),
+            promise=get(raw, dict, "promise") if "promise" in raw else {},
             files=get_each(raw, "files", _parse_file),
             built_on=get(raw, dict, "built_on"),
         )
@@ -94,6 +108,11 @@ def check_schema(raw: Mapping[str, Any]) -> None:
     schema = get(raw, int, "schema")
     if schema != SCHEMA:
         raise ManifestError(f"is version {schema}; this package reads {SCHEMA}", "schema")
+
+
+def rung_to_json(rung: Rung) -> dict[str, Any]:
+    """A rung with its checks, each with its verdict."""
+    return {**asdict(rung), "checks": [check_to_json(check) for check in rung.checks]}
 
 
 def check_to_json(check: Check) -> dict[str, Any]:
@@ -231,11 +250,19 @@ def _parse_rung(raw: Mapping[str, Any]) -> Rung:
     return Rung(
         precision=get(raw, str, "precision"),
         passed=get(raw, bool, "passed"),
-        p50_ms=get(raw, float, "p50_ms"),
+        p50_ms=_optional(raw, float, "p50_ms"),
         shape=get(raw, str, "shape"),
         taken=get(raw, bool, "taken"),
         reason=get(raw, str, "reason"),
+        times=_optional(raw, float, "times"),
+        bytes=_optional(raw, int, "bytes"),
+        kept=get_words(raw, "kept") if "kept" in raw else (),
+        checks=get_each(raw, "checks", parse_check) if "checks" in raw else (),
     )
+
+
+def _optional(raw: Mapping[str, Any], kind: type[T], key: str) -> T | None:
+    return None if raw.get(key) is None else get(raw, kind, key)
 
 
 def _parse_file(raw: Mapping[str, Any]) -> FileRecord:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 import typer
 
 from alula import families
-from alula.bundles import Bundle, check_to_json
+from alula.bundles import Bundle, Rung, check_to_json, rung_to_json
 from alula.cli.axes import parse_axes
-from alula.cli.console import Phases, print_checks, print_json, print_rows
+from alula.cli.console import Phases, number, print_checks, print_json, print_rows
 from alula.core.errors import InputError
 from alula.core.words import POOLINGS, TASKS, check_opset, choice, precisions_of
 
@@ -28,7 +27,30 @@ def build(
         None, help="What requests call the model.", show_default="the checkpoint's name"
     ),
     target: str = typer.Option("auto", help="auto, cpu, openvino or onnxruntime."),
-    precision: str = typer.Option("auto", help="fp32, bf16, or auto: the fastest within the limits."),
+    precision: str = typer.Option(
+        "auto",
+        help="fp32, bf16, fp16, int8, int8-mixed ..., mixed, or auto: the fastest within the limits. "
+        "Eight bits need --data.",
+    ),
+    data: Path | None = typer.Option(
+        None,
+        metavar="PATH",
+        help="Your rows, with labels or without: JSONL, text, CSV, a folder. int8 is calibrated on them, and every "
+        "precision judged.",
+        show_default=False,
+    ),
+    budget: str | None = typer.Option(
+        None, metavar="SHARE", help="What may be lost on these rows.", show_default="0.4% with --data"
+    ),
+    metric: str | None = typer.Option(
+        None,
+        metavar="MODULE:FUNCTION",
+        help="A metric of your own in place of the task's.",
+        show_default=False,
+    ),
+    skip_bad_rows: bool = typer.Option(
+        False, "--skip-bad-rows", help="Leave rows out that cannot be used; otherwise one refuses the file."
+    ),
     task: str | None = typer.Option(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
     ),
@@ -75,6 +97,7 @@ def build(
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
     from alula.engines import resolve  # noqa: PLC0415
+    from alula.verify import parse_budget  # noqa: PLC0415
 
     precisions_of(resolve(target), precision)
     if not no_tokenizer:
@@ -92,12 +115,18 @@ def build(
         axes=axes,
         opset=opset,
         reference=reference,
+        data=data,
+        budget=None if budget is None else parse_budget(budget),
+        metric=metric,
+        skip_bad_rows=skip_bad_rows,
         use_cache=cache,
     )
     start = perf_counter()
     built = run_build(request, Phases())
     seconds = perf_counter() - start
     report(built.bundle, as_json=as_json, cached=built.cached, seconds=seconds)
+    if built.interrupted:
+        raise KeyboardInterrupt
     return 0 if all(check.passed for check in built.bundle.checks) else GATE_FAILED
 
 
@@ -137,7 +166,8 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
             cached=cached,
             seconds=round(seconds, 3),
             verified=bundle.verified,
-            precisions=[asdict(rung) for rung in bundle.manifest.rungs],
+            precisions=[rung_to_json(rung) for rung in bundle.manifest.rungs],
+            promise=dict(bundle.manifest.promise),
         )
         return
     print_checks(bundle.checks)
@@ -152,22 +182,35 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
 
 
 def print_rungs(bundle: Bundle) -> None:
-    """The precisions tried, why one was taken and the others left."""
+    """The precisions tried, what they lose, how fast they are, why one was taken and the others left."""
     rungs = bundle.manifest.rungs
-    shape = rungs[0].shape if rungs else "?"
+    shape = next((rung.shape for rung in rungs if rung.shape), "?")
     print_rows(
-        f"precisions, {shape} tokens",
-        ("precision", "p50 ms", "checks", "taken", "why"),
+        f"precisions, {shape} {'tokens' if bundle.model.reads_text else ''}".rstrip(),
+        ("precision", "loss", "limit", "p50 ms", "times", "MB", "checks", "taken", "why"),
         [
             (
-                r.precision,
-                f"{r.p50_ms:.2f}",
-                "passed" if r.passed else "FAILED",
-                "yes" if r.taken else "",
-                r.reason,
+                rung.precision + (f", {len(rung.kept)} layers kept" if rung.kept else ""),
+                *loss_and_limit(rung),
+                "" if rung.p50_ms is None else f"{rung.p50_ms:.2f}",
+                "" if rung.times is None else f"{rung.times:.2f}",
+                "" if rung.bytes is None else f"{rung.bytes / 1e6:.1f}",
+                ("passed" if rung.passed else "FAILED") if rung.checks else "not tried",
+                "yes" if rung.taken else "",
+                rung.reason,
             )
-            for r in rungs
+            for rung in rungs
         ],
+    )
+
+
+def loss_and_limit(rung: Rung) -> tuple[str, str]:
+    """The first check of a rung, which is the budget's where there is one."""
+    if not rung.checks:
+        return "", ""
+    first = rung.checks[0]
+    return f"{first.metric} {number(first.worst)}", (">= " if first.higher_is_better else "<= ") + number(
+        first.limit
     )
 
 

@@ -17,7 +17,10 @@ REFERENCES: tuple[Reference, ...] = get_args(Reference)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One comparison of an engine with its reference, kept whether it passed or not; `note` adds what numbers cannot."""
+    """One comparison of an engine with its reference, kept whether it passed or not.
+
+    `note` says what the numbers cannot.
+    """
 
     output: str
     metric: str

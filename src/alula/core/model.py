@@ -26,9 +26,10 @@ class Part:
 class ModelSpec:
     """A checkpoint, its task, and the parts it is written as. No weights, no torch.
 
-    `digest` is the SHA-256 over config, weights and the files that decide pooling; `max_length` counts
-    tokens, special ones included, and `vocab_size` bounds ids; both are 0 for models that read images. `pooling` and `normalize` matter for embeddings
-    only, `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits into scores.
+    `digest` is the SHA-256 over config, weights and the files that decide pooling; `max_length` counts tokens, special
+    ones included, and `vocab_size` bounds ids; both are 0 for models that read images. `pooling` and `normalize` matter
+    for embeddings only, `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits
+    into scores.
     """
 
     name: str

@@ -66,7 +66,10 @@ def check_opset(opset: int) -> None:
 
 
 def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
-    """The precisions to try, highest first: for "auto" all that the engine runs well, for "mixed" those, else the one named."""
+    """The precisions to try, highest first: the one named, or for "auto" all that the engine runs well.
+
+    "mixed" stands for those of them that keep some layers in a higher precision.
+    """
     choice("precision", wanted, ("auto", "mixed", *PRECISIONS))
     worthwhile = tuple(p for p in OFFERED[engine] if p not in NUMBERS_ONLY.get(engine, ()))
     if wanted == "auto":

@@ -3,6 +3,7 @@
 from onnx_ir import Model
 
 from alula.graphs.engines import passes_for
+from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
 from alula.graphs.quantize import costs, layers, observe, quantize, smoothing_for, switchable
 from alula.graphs.rewrite import Pass, rewrite
 from alula.graphs.save import load, save
@@ -10,10 +11,13 @@ from alula.graphs.save import load, save
 __all__ = [
     "Model",
     "Pass",
+    "beyond_fp16",
     "costs",
+    "half_layers",
     "layers",
     "load",
     "observe",
+    "observe_magnitudes",
     "passes_for",
     "quantize",
     "rewrite",
