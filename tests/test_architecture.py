@@ -52,7 +52,7 @@ OWNERS: dict[str, set[str]] = {
     "safetensors": {"families"},
     "huggingface_hub": {"families/checkpoint"},
     "tokenizers": {"codecs"},
-    "PIL": {"codecs/pictures", "codecs/images"},
+    "PIL": {"codecs"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},

@@ -1,8 +1,10 @@
-"""Text in, rows of ids out; arrays in, answers out. Knows no engine and no server."""
+"""Text in, rows of ids out; images in, pixels out; arrays in, answers out. Knows no engine and no server."""
 
 from alula.codecs.answers import Answer, answers
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
+from alula.codecs.images import ImageCodec, Pixels, each_image
+from alula.codecs.pictures import decode
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
 from alula.codecs.text import TextCodec
 from alula.codecs.vectors import vectors
@@ -10,6 +12,8 @@ from alula.codecs.vectors import vectors
 __all__ = [
     "Answer",
     "Entity",
+    "ImageCodec",
+    "Pixels",
     "Row",
     "Scored",
     "TextCodec",
@@ -17,6 +21,8 @@ __all__ = [
     "answers",
     "classes",
     "collate",
+    "decode",
+    "each_image",
     "entities",
     "fit",
     "relevance",

@@ -1,0 +1,120 @@
+"""Files of images as upright RGB pictures, decoded by Pillow once their headers say that they may be."""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alula.core.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""What is decoded. Pillow reads many more, some of them through other programs."""
+
+MOST_PIXELS = 178_956_970
+"""Half a gigabyte of RGB; Pillow's own limit, beyond which it opens nothing. A sheet scanned at 600 dpi has a fifth."""
+
+_WHITE = (255, 255, 255, 255)
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+_warnings_are_ours = threading.Lock()
+
+
+def decode(image: Path | bytes, name: str = "", *, most_pixels: int = MOST_PIXELS) -> Image:
+    """An image as RGB, turned as its EXIF says, white where it is transparent; of an animation the first frame.
+
+    `name` is what errors call it. The number of pixels is checked before any is decoded.
+    """
+    called = name or (str(image) if isinstance(image, Path) else "the image")
+    try:
+        with _opened(image, called) as opened:
+            _check(opened, called, most_pixels)
+            opened.load()
+            return _rgb(_upright(opened), opened.format or "", called)
+    except InputError:
+        raise
+    except Exception as error:  # decoders of broken files raise whatever their parsing stumbles over
+        raise InputError(f"{called} cannot be decoded: {_said(error)}") from error
+
+
+@contextmanager
+def _opened(image: Path | bytes, called: str) -> Iterator[Image]:
+    """The header, read; Pillow's warning about large images would only repeat the check that follows."""
+    try:
+        from PIL import Image as pillow  # noqa: PLC0415, N813 - texts are served without Pillow
+    except ImportError as error:
+        raise MissingExtraError("decoding images", "images") from error
+    # The filters of warnings belong to the whole process: threads that changed them at once could leave them changed.
+    with _warnings_are_ours, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        file = io.BytesIO(image) if isinstance(image, bytes) else image
+        try:
+            opened = pillow.open(file, formats=FORMATS)
+        except pillow.DecompressionBombError as error:
+            raise InputError(f"{called} has more than {MOST_PIXELS} pixels; make it smaller") from error
+    with opened:
+        yield opened
+
+
+def _check(image: Image, called: str, most_pixels: int) -> None:
+    width, height = image.size
+    if width * height > most_pixels:
+        raise InputError(
+            f"{called} has {width} x {height} pixels; expected at most {most_pixels} in all: make it smaller"
+        )
+    # The first page alone would be an answer about something else than was given.
+    if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
+        raise InputError(f"{called} has {pages} pages; expected one image: give each page by itself")
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps  # noqa: PLC0415 - texts are served without Pillow
+
+    return ImageOps.exif_transpose(image)
+
+
+def _rgb(image: Image, kind: str, called: str) -> Image:
+    if image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind == "PNG"):
+        return _eight_bits(image)
+    if image.mode in {"I", "F"}:
+        raise InputError(
+            f"{called} has 32 bits a pixel, and nothing says which number is white; expected 8 or 16 bits"
+        )
+    if {"A", "a"} & set(image.getbands()) or image.info.get("transparency") is not None:
+        return _on_white(image)
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image) -> Image:
+    """Sixteen bits of grey, scaled: Pillow's own conversion makes white of everything above 255."""
+    from PIL import Image as pillow  # noqa: PLC0415, N813
+
+    values = np.asarray(image).astype(np.uint32)
+    grey = ((values + 128) // 257).astype(np.uint8)
+    if isinstance(clear := image.info.get("transparency"), int):
+        grey[values == clear] = 255
+    return pillow.fromarray(grey).convert("RGB")
+
+
+def _on_white(image: Image) -> Image:
+    from PIL import Image as pillow  # noqa: PLC0415, N813
+
+    return pillow.alpha_composite(pillow.new("RGBA", image.size, _WHITE), image.convert("RGBA")).convert(
+        "RGB"
+    )
+
+
+def _said(error: Exception) -> str:
+    from PIL import UnidentifiedImageError  # noqa: PLC0415
+
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is none of {', '.join(FORMATS)}"
+    return str(error) or type(error).__name__
