@@ -14,7 +14,8 @@ import pytest
 from alula.core.errors import InputError
 from alula.graphs import rewrite
 from alula.graphs.passes.attention import DecomposeAttention
-from alula.graphs.passes.precision import BROAD, FUSED, PRODUCTS, Policy, ToBfloat16
+from alula.graphs.passes.choice import BROAD, FUSED, PRODUCTS, Policy
+from alula.graphs.passes.precision import ToBfloat16
 
 SIZE = 32
 SHAPE = ("batch", "length", SIZE)

@@ -6,10 +6,13 @@ from onnx_ir.passes.common import IdentityEliminationPass, RemoveUnusedNodesPass
 
 from alula.core.machine import cpu_features
 from alula.core.words import refuse_unless_offered
+from alula.graphs.half import fp16_passes
 from alula.graphs.passes.attention import DecomposeAttention
+from alula.graphs.passes.choice import FUSED, HALF, Policy
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.opset import LowerOpset
-from alula.graphs.passes.precision import FUSED, Policy, ToBfloat16
+from alula.graphs.passes.precision import ToBfloat16
+from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
 from alula.graphs.rewrite import Pass
 
@@ -31,11 +34,21 @@ from alula.graphs.rewrite import Pass
 # TensorRT 8.6 reads opset 17 at most, and that not quite.
 _OLDEST_OPSET = 17
 
+# Mixed is fp16 with more to keep.
+_FP16 = frozenset({"fp16", "fp16-mixed"})
+
 
 def passes_for(
-    engine: str, precision: str, opset: int | None = None, policy: Policy = FUSED
+    engine: str,
+    precision: str,
+    opset: int | None = None,
+    policy: Policy | None = None,
+    keep: frozenset[str] = frozenset(),
 ) -> tuple[Pass, ...]:
-    """The passes for one engine and precision, in order; with an opset, those that lower the graph to it."""
+    """The passes for one engine and precision, in order; with an opset, those that lower the graph to it.
+
+    `policy` says what is bf16 or fp16 (`FUSED` and `HALF` unless given), `keep` names the nodes that stay fp32 there.
+    """
     refuse_unless_offered(engine, precision)
     passes: list[Pass] = []
     if engine == "openvino" or precision == "bf16":
@@ -43,7 +56,11 @@ def passes_for(
     if engine == "openvino" and precision == "fp32" and "avx512f" not in cpu_features():
         passes.append(FoldGelu())
     if precision == "bf16":
-        passes.append(ToBfloat16(policy))
+        passes.append(ToBfloat16(policy or FUSED, keep))
+    if precision in _FP16:
+        passes += fp16_passes(policy or HALF, keep)
+        if engine == "onnxruntime":
+            passes.append(RoundResults())
     if opset is not None:
         passes.append(LowerOpset(opset))
         if opset == _OLDEST_OPSET:

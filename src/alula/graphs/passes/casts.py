@@ -1,0 +1,138 @@
+"""Casts between fp32 and a half precision, and constants that are stored in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from alula.graphs.passes.edit import first_input, hand_over, is_constant, replace_constant, retype
+
+FP32, BF16, FP16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16
+
+LARGEST = {BF16: 3.3895313892515355e38, FP16: 65504.0}
+"""The largest finite number of each half precision."""
+
+_WORDS = {FP32: "fp32", BF16: "bf16", FP16: "fp16"}
+
+MOVES = frozenset(
+    {
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Split",
+        "Slice",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Gather",
+        "MaxPool",
+        "DepthToSpace",
+        "SpaceToDepth",
+    }
+)
+"""Operators that move numbers and do not change them: they stay in whatever precision comes in."""
+
+# Their other inputs are sizes and scales, or nothing.
+_FIRST_ONLY = MOVES | {"Resize"}
+
+
+class Casts:
+    """Casts of one graph: each value has at most one in each direction."""
+
+    def __init__(self, half: ir.DataType) -> None:
+        self.half = half
+        self._made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+
+    def to_half(self, node: ir.Node) -> None:
+        """Feed a node half precision only."""
+        count = 1 if node.op_type in _FIRST_ONLY else len(node.inputs)
+        for index, value in enumerate(node.inputs[:count]):
+            if value is not None and value.dtype == FP32:
+                self._feed(node, index, self.half)
+        for value in node.outputs:
+            if value.dtype == FP32:
+                retype(value, self.half)
+
+    def to_fp32(self, node: ir.Node) -> None:
+        """Feed a node fp32 only."""
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype == self.half:
+                self._feed(node, index, FP32)
+
+    def restore_outputs(self, graph: ir.Graph) -> None:
+        """Give the graph's outputs their fp32 back."""
+        for value in list(graph.outputs):
+            producer = value.producer()
+            if value.dtype == self.half and producer is not None:
+                cast = cast_of(value, FP32)
+                graph.insert_after(producer, cast)
+                users = [(user, index) for user, index in value.uses() if user is not cast]
+                hand_over(value, cast.outputs[0])
+                retype(value, self.half)
+                retype(cast.outputs[0], FP32)
+                cast.replace_input_with(0, value)
+                for user, index in users:
+                    user.replace_input_with(index, value)
+
+    def store_table(self, node: ir.Node) -> None:
+        """Let a Gather read its fp32 table from half precision, if nobody else reads it."""
+        if node.op_type != "Gather" or not is_constant(node.inputs[0]):
+            return
+        table, output = first_input(node), node.outputs[0]
+        if table.dtype != FP32 or len(table.uses()) != 1 or output.is_graph_output():
+            return
+        replace_constant(node, 0, self.half.name.lower(), rounding_to(self.half), self.half)
+        retype(output, self.half)
+        cast = cast_of(output, FP32)
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        graph.insert_after(node, cast)
+        for user, index in list(output.uses()):
+            if user is not cast:
+                user.replace_input_with(index, cast.outputs[0])
+
+    def _feed(self, node: ir.Node, index: int, dtype: ir.DataType) -> None:
+        value = node.inputs[index]
+        assert value is not None
+        if (value, dtype) not in self._made:
+            if is_constant(value):
+                new = replace_constant(node, index, dtype.name.lower(), rounding_to(dtype), dtype)
+                self._made[value, dtype] = new
+                return
+            cast = cast_of(value, dtype)
+            graph = node.graph
+            assert isinstance(graph, ir.Graph)
+            graph.insert_before(node, cast)
+            self._made[value, dtype] = cast.outputs[0]
+            self._made[cast.outputs[0], FP32 if dtype == self.half else self.half] = value
+        old = value
+        node.replace_input_with(index, self._made[value, dtype])
+        if is_constant(old) and not old.uses() and isinstance(node.graph, ir.Graph):
+            node.graph.initializers.pop(str(old.name), None)
+
+
+def cast_of(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    """A Cast of the value, in no graph yet."""
+    name = f"{value.name}/{_WORDS[dtype]}"
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+    output = cast.outputs[0]
+    output.name, output.shape = name, value.shape
+    retype(output, dtype)
+    return cast
+
+
+def rounding_to(dtype: ir.DataType) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Round to nearest; what the type cannot reach stays finite, since masks and bounds hold the lowest fp32 number."""
+    largest = LARGEST[dtype]
+
+    def rounded(array: NDArray[Any]) -> NDArray[Any]:
+        # Infinities stay what they are.
+        within = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+        return within.astype(dtype.numpy())
+
+    return rounded
