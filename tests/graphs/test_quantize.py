@@ -169,7 +169,7 @@ def test_a_range_that_is_none_is_refused_by_name(
 
 
 def test_a_layer_to_keep_that_is_not_there_is_refused(model: ir.Model, ranges: Ranges) -> None:
-    with pytest.raises(InputError, match="no layer 'pooler' to keep; there are 6 linears"):
+    with pytest.raises(InputError, match="no layer 'pooler' to keep; there are 6 layers"):
         quantize(model, ranges, keep=frozenset({"pooler"}))
 
 

@@ -4,7 +4,7 @@ from onnx_ir import Model
 
 from alula.graphs.engines import passes_for
 from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
-from alula.graphs.quantize import costs, layers, observe, quantize, smoothing_for, switchable
+from alula.graphs.quantize import channel_axes, costs, layers, observe, quantize, smoothing_for, switchable
 from alula.graphs.rewrite import Pass, rewrite
 from alula.graphs.save import load, save
 
@@ -12,6 +12,7 @@ __all__ = [
     "Model",
     "Pass",
     "beyond_fp16",
+    "channel_axes",
     "costs",
     "half_layers",
     "layers",

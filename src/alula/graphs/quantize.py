@@ -8,34 +8,51 @@ from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 
 from alula.core.errors import InputError
-from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span, activations, cost, linears
+from alula.graphs.passes.fold import FoldAffine
+from alula.graphs.passes.layers import activations, cost, is_convolution, layers_of, read_by, result_of
+from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
+from alula.graphs.passes.split import SplitGemm
 from alula.graphs.passes.switch import Switch
-from alula.graphs.rewrite import rewrite
+from alula.graphs.rewrite import Pass, rewrite
 
 _NONE: Factors = MappingProxyType({})
+_PREPARED: tuple[Pass, ...] = (
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    FoldAffine(),
+    ShapeInferencePass(),
+    SplitGemm(),
+)
 
 
 def layers(model: ir.Model) -> tuple[str, ...]:
     """Names of the layers that can be quantised, in order."""
-    return tuple(str(node.name) for node in linears(model))
+    return tuple(str(node.name) for node in layers_of(rewrite(model, _PREPARED)))
 
 
 def observe(model: ir.Model, smoothing: Factors = _NONE) -> tuple[ir.Model, tuple[str, ...]]:
-    """A copy that also gives every activation that a linear reads, and the names of these outputs."""
-    copy = rewrite(model, [Smooth(smoothing), ShapeInferencePass()])
+    """A copy that also gives every activation that is to be int8, and the names of these outputs."""
+    copy = rewrite(model, [*_PREPARED, Smooth(smoothing), ShapeInferencePass()])
     named = activations(copy)
     if not named:
-        raise InputError("there is no linear with a constant fp32 weight, so there is nothing to calibrate")
+        raise InputError(
+            "there is no linear or convolution with a constant fp32 weight, so there is nothing to calibrate"
+        )
     for name, value in named.items():
         if value.shape is None:
             raise InputError(f"{name}: its shape is not known")
         seen = ir.node("Identity", [value], name=name)
         output = seen.outputs[0]
-        output.name, output.shape, output.type = name, value.shape, ir.TensorType(ir.DataType.FLOAT)
+        output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
+        output.shape = ir.Shape(
+            [
+                f"{name}.{axis}" if isinstance(size, ir.SymbolicDim) and size.value is None else size
+                for axis, size in enumerate(value.shape)
+            ]
+        )
         copy.graph.append(seen)
         copy.graph.outputs.append(output)
     return copy, tuple(named)
@@ -43,9 +60,22 @@ def observe(model: ir.Model, smoothing: Factors = _NONE) -> tuple[ir.Model, tupl
 
 def smoothing_for(model: ir.Model, amplitudes: Mapping[str, NDArray[Any]]) -> Factors:
     """What channels are divided by, from the largest magnitude that each was seen with."""
-    if missing := sorted(set(activations(model)) - set(amplitudes)):
+    prepared = rewrite(model, _PREPARED)
+    if missing := sorted(set(activations(prepared)) - set(amplitudes)):
         raise InputError(f"no amplitudes for {missing[0]}; {len(amplitudes)} are given")
-    return factors_for(model, amplitudes)
+    return factors_for(prepared, amplitudes)
+
+
+def channel_axes(model: ir.Model) -> dict[str, int]:
+    """Where the channels of each activation lie: second for what convolutions read or give, last otherwise."""
+    prepared = rewrite(model, _PREPARED)
+    images = {
+        value
+        for node in layers_of(prepared)
+        if is_convolution(node)
+        for value in (read_by(node), result_of(node))
+    }
+    return {name: 1 if value in images else -1 for name, value in activations(prepared).items()}
 
 
 def quantize(
@@ -56,11 +86,11 @@ def quantize(
     smoothing: Factors = _NONE,
     scheme: Scheme = DEFAULT,
 ) -> ir.Model:
-    """A copy whose linears multiply int8, those named in `keep` excepted.
+    """A copy whose layers multiply int8, those named in `keep` excepted.
 
     `ranges` are of what `observe` gave with the same `smoothing`.
     """
-    return rewrite(model, [Smooth(smoothing, keep), Quantize(ranges, keep, scheme)])
+    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), Quantize(ranges, keep, scheme)])
 
 
 def switchable(
@@ -74,9 +104,10 @@ def switchable(
 
     With the flags of all but `keep` set it gives what `quantize` does; with none it gives what `model` does.
     """
-    return rewrite(model, [Smooth(smoothing), Switch(ranges, scheme)])
+    return rewrite(model, [*_PREPARED, Smooth(smoothing), Switch(ranges, scheme)])
 
 
 def costs(model: ir.Model) -> dict[str, int]:
-    """Multiplications of each layer per token: what it costs to keep it."""
-    return {str(node.name): cost(node) for node in linears(model)}
+    """Multiplications of each layer per row and token: what it costs to keep it."""
+    prepared = rewrite(model, _PREPARED)
+    return {str(node.name): cost(node) for node in layers_of(prepared)}

@@ -1,17 +1,27 @@
-"""INT8 written into a graph: QuantizeLinear and DequantizeLinear in front of linears, weights as int8."""
+"""INT8 written into a graph: QuantizeLinear and DequantizeLinear in front of layers, weights as int8."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from alula.graphs.passes.edit import Editor, is_constant, retype, weight
+from alula.graphs.passes.edit import Editor, retype, weight
+from alula.graphs.passes.layers import (
+    activations,
+    exchanged,
+    layers_of,
+    output_axis,
+    outsiders,
+    read_by,
+    weight_of,
+)
 
 FP32, INT8, UINT8 = ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.UINT8
 
@@ -24,11 +34,12 @@ class Scheme:
     """How numbers become eight bits.
 
     Activations are uint8 with a zero point, or `symmetric` int8; weights int8, symmetric and per output channel,
-    with `weight_bits` of the eight used.
+    with `weight_bits` of the eight used. With `outputs`, what a convolution gives to other nodes is int8 as well.
     """
 
     symmetric: bool = False
     weight_bits: int = 7
+    outputs: bool = True
 
 
 # MiniLM, 96 texts for min-max ranges and 64 others to compare, worst and mean cosine to fp32; every linear ran as
@@ -45,9 +56,9 @@ DEFAULT = Scheme()
 
 
 class Quantize(InPlacePass):
-    """Lets every linear, those of `keep` excepted, multiply int8 by int8.
+    """Lets every layer, those of `keep` excepted, multiply int8 by int8.
 
-    `spans` has one entry per activation, under the name that `activation_of` gives it.
+    `spans` has one entry per activation, under the name that `activations` gives it.
     """
 
     def __init__(
@@ -58,12 +69,12 @@ class Quantize(InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """Layers to keep exist, and every activation that is to be quantised has a range of finite numbers."""
-        found = linears(model)
+        found = layers_of(model)
         if unknown := sorted(self.keep - {str(node.name) for node in found}):
-            raise PreconditionError(f"no layer {unknown[0]!r} to keep; there are {len(found)} linears")
+            raise PreconditionError(f"no layer {unknown[0]!r} to keep; there are {len(found)} layers")
         if not found:
-            raise PreconditionError("there is no linear with a constant fp32 weight")
-        for name in dict.fromkeys(_names(model, self._chosen(model)).values()):
+            raise PreconditionError("there is no linear or convolution with a constant fp32 weight")
+        for name in rounded(model, self.keep, self.scheme).values():
             if name not in self.spans:
                 raise PreconditionError(f"no range for {name}; {len(self.spans)} ranges are given")
             if reason := _refusal(*self.spans[name]):
@@ -71,65 +82,36 @@ class Quantize(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         """Quantise each activation once, whoever reads it, and each weight by itself."""
-        chosen = self._chosen(model)
-        made: dict[ir.Value, ir.Value] = {}
-        for node, name in _names(model, chosen).items():
-            value = node.inputs[0]
-            assert value is not None
-            if value not in made:
-                made[value] = _activation(node, value, self.spans[name], self.scheme)
-            node.replace_input_with(0, made[value])
-            _weight(node, self.scheme)
+        layers = layers_of(model)
+        chosen = {node for node in layers if node.name not in self.keep}
+        others = exchanged(model, self.scheme.outputs)
+        order = {node: at for at, node in enumerate(model.graph)}
+        for value, name in rounded(model, self.keep, self.scheme).items():
+            uses = [(use.node, use.idx) for use in value.uses() if use.node in chosen and use.idx == 0]
+            if others.get(value) in chosen:
+                uses += outsiders(value, set(layers))
+            first = min(uses, key=lambda use: order[use[0]])[0]
+            restored = rounding(first, value, name, self.spans[name], self.scheme)
+            for user, index in uses:
+                user.replace_input_with(index, restored)
+        for node in layers:
+            if node in chosen:
+                quantize_weight(node, self.scheme)
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
         """Whatever still multiplies by a constant was to be kept."""
-        for node in linears(model):
+        for node in layers_of(model):
             if node.name not in self.keep:
                 raise PostconditionError(f"{node.name}: not quantised")
 
-    def _chosen(self, model: ir.Model) -> list[ir.Node]:
-        return [node for node in linears(model) if node.name not in self.keep]
 
-
-def linears(model: ir.Model) -> list[ir.Node]:
-    """Products of an activation with a constant fp32 matrix, in order."""
-    return [node for node in model.graph if _is_linear(node)]
-
-
-def cost(node: ir.Node) -> int:
-    """Multiplications of one linear per token."""
-    matrix = node.inputs[1]
-    assert matrix is not None
-    assert matrix.const_value is not None
-    return int(np.prod(matrix.const_value.shape.numpy()))
-
-
-def activations(model: ir.Model) -> dict[str, ir.Value]:
-    """What linears read, each named by the first linear that does: how attention is written changes no such name."""
-    named: dict[str, ir.Value] = {}
-    seen: set[ir.Value] = set()
-    for node in linears(model):
-        value = node.inputs[0]
-        if value is not None and value not in seen:
-            seen.add(value)
-            named[f"{node.name}/input"] = value
-    return named
-
-
-def _names(model: ir.Model, chosen: list[ir.Node]) -> dict[ir.Node, str]:
-    """The activation's name for each chosen linear."""
+def rounded(model: ir.Model, keep: frozenset[str], scheme: Scheme) -> dict[ir.Value, str]:
+    """The activations that somebody reads in int8 when these layers are kept, with their names."""
     names = {value: name for name, value in activations(model).items()}
-    return {node: names[node.inputs[0]] for node in chosen if node.inputs[0] is not None}
-
-
-def _is_linear(node: ir.Node) -> bool:
-    if node.op_type != "MatMul" or node.domain != "":
-        return False
-    value, matrix = node.inputs
-    if matrix is None or matrix.const_value is None or matrix.is_graph_input() or is_constant(value):
-        return False
-    return matrix.const_value.dtype == FP32 and len(matrix.const_value.shape) == 2
+    readers = [(read_by(node), node) for node in layers_of(model)]
+    read = [*readers, *exchanged(model, scheme.outputs).items()]
+    return {value: names[value] for value, node in read if node.name not in keep}
 
 
 def _refusal(low: float, high: float) -> str:
@@ -139,24 +121,18 @@ def _refusal(low: float, high: float) -> str:
     return "" if low <= high else f"is {low}..{high}, expected the lower end first"
 
 
-def _activation(node: ir.Node, value: ir.Value, span: Span, scheme: Scheme) -> ir.Value:
-    """The value rounded to eight bits and back."""
+def rounding(node: ir.Node, value: ir.Value, name: str, span: Span, scheme: Scheme) -> ir.Value:
+    """The value rounded to eight bits and back, in front of the node."""
     edit, dtype = Editor(node), INT8 if scheme.symmetric else UINT8
     scale, zero = step(span, scheme)
     steps = edit.number(float(scale), FP32)
     zeros = edit.number(zero, dtype)
-    rounded = edit.op("QuantizeLinear", value, steps, zeros, dtype=dtype)
-    restored = edit.op("DequantizeLinear", rounded, steps, zeros, dtype=FP32)
-    rounded.shape = restored.shape = value.shape
+    small = edit.op("QuantizeLinear", value, steps, zeros, dtype=dtype)
+    restored = edit.op("DequantizeLinear", small, steps, zeros, dtype=FP32)
+    for each, kind in ((small, "rounded"), (restored, "restored")):
+        each.name = each.producer().name = f"{name}/{kind}"  # type: ignore[union-attr]
+        each.shape = value.shape
     return restored
-
-
-def quantized(node: ir.Node, span: Span, scheme: Scheme) -> None:
-    """Let one linear alone multiply int8."""
-    value = node.inputs[0]
-    assert value is not None
-    node.replace_input_with(0, _activation(node, value, span, scheme))
-    _weight(node, scheme)
 
 
 def step(span: Span, scheme: Scheme) -> tuple[np.float32, int]:
@@ -170,48 +146,44 @@ def step(span: Span, scheme: Scheme) -> tuple[np.float32, int]:
     return scale, round(-low / float(scale))
 
 
-def _weight(node: ir.Node, scheme: Scheme) -> None:
-    """The constant as int8 with a scale per column, computed when the model is saved."""
-    old, edit = node.inputs[1], Editor(node)
+def quantize_weight(node: ir.Node, scheme: Scheme) -> None:
+    """The constant as int8 with a scale per output channel, computed when the model is saved."""
+    old, edit, tensor, axis = node.inputs[1], Editor(node), weight_of(node), output_axis(node)
     assert old is not None
-    tensor = old.const_value
-    assert tensor is not None
     most = (1 << (scheme.weight_bits - 1)) - 1
-    columns = int(tensor.shape.numpy()[1])
-    scales = weight(
+    shape = tensor.shape.numpy()
+    scales = _lazy(
         edit.graph,
         f"{old.name}_scale",
-        ir.LazyTensor(
-            lambda: ir.tensor(_scales(tensor.numpy(), most)),
-            dtype=FP32,
-            shape=ir.Shape([columns]),
-            name=f"{old.name}_scale",
-        ),
+        FP32,
+        shape[axis : axis + 1],
+        lambda: _scales(tensor.numpy(), axis, most),
     )
-    rounded = weight(
-        edit.graph,
-        f"{old.name}_int8",
-        ir.LazyTensor(
-            lambda: ir.tensor(_rounded(tensor.numpy(), most)),
-            dtype=INT8,
-            shape=ir.Shape(tensor.shape),  # type: ignore[arg-type] # a tensor's own shape is fixed
-            name=f"{old.name}_int8",
-        ),
-    )
-    restored = edit.op("DequantizeLinear", rounded, scales, dtype=FP32, axis=1)
+    small = _lazy(edit.graph, f"{old.name}_int8", INT8, shape, lambda: _rounded(tensor.numpy(), axis, most))
+    restored = edit.op("DequantizeLinear", small, scales, dtype=FP32, axis=axis)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
-    restored.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    restored.shape = ir.Shape(shape)
     retype(restored, FP32)
     node.replace_input_with(1, restored)
     if not old.uses() and not old.is_graph_output():
         edit.graph.initializers.pop(str(old.name))
 
 
-def _scales(array: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    largest = np.abs(array).max(axis=0)
+def _lazy(
+    graph: ir.Graph, name: str, dtype: ir.DataType, shape: Sequence[int], array: Callable[[], NDArray[Any]]
+) -> ir.Value:
+    tensor = ir.LazyTensor(lambda: ir.tensor(array()), dtype=dtype, shape=ir.Shape(shape), name=name)
+    return weight(graph, name, tensor)
+
+
+def _scales(array: NDArray[np.float32], axis: int, most: int) -> NDArray[np.float32]:
+    largest = np.abs(array).max(axis=tuple(other for other in range(array.ndim) if other != axis))
     return np.where(largest > 0, largest / most, 1).astype(np.float32)
 
 
-def _rounded(array: NDArray[np.float32], most: int) -> NDArray[np.int8]:
-    rounded: NDArray[np.int8] = np.rint(array / _scales(array, most)).clip(-most, most).astype(np.int8)
+def _rounded(array: NDArray[np.float32], axis: int, most: int) -> NDArray[np.int8]:
+    along = [1] * array.ndim
+    along[axis] = -1
+    scales = _scales(array, axis, most).reshape(along)
+    rounded: NDArray[np.int8] = np.rint(array / scales).clip(-most, most).astype(np.int8)
     return rounded

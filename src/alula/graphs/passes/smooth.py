@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PreconditionError
 
 from alula.graphs.passes.edit import Editor, replace_constant, weight
-from alula.graphs.passes.quantize import activations, linears
+from alula.graphs.passes.layers import (
+    activations,
+    is_convolution,
+    layers_of,
+    output_axis,
+    read_by,
+    weight_of,
+)
 
 Factors = Mapping[str, Sequence[float]]
 """By activation, what each of its channels is divided by."""
@@ -39,7 +46,8 @@ class Smooth(InPlacePass):
         for name, factors in self.factors.items():
             if name not in readers:
                 raise PreconditionError(f"no activation {name}; there are {len(readers)}")
-            channels = _matrix(readers[name][0]).shape[0]
+            first = readers[name][0]
+            channels = weight_of(first).shape[1 - output_axis(first)]
             if len(factors) != channels or not all(np.isfinite(factors)) or min(factors) <= 0:
                 raise PreconditionError(
                     f"{name}: expected {channels} positive factors, one per channel; got {len(factors)}"
@@ -62,11 +70,10 @@ def factors_for(
     """Factors for what comes from a norm or an activation function, by its size and that of the weights."""
     found = {}
     for name, nodes in readers_of(model).items():
-        value = nodes[0].inputs[0]
-        producer = value.producer() if value is not None else None
+        producer = read_by(nodes[0]).producer()
         if producer is None or producer.op_type not in _SOURCES:
             continue
-        rows = np.max([np.abs(_matrix(node).numpy()).max(axis=1) for node in nodes], axis=0)
+        rows = np.max([_row_sizes(node) for node in nodes], axis=0)
         size = np.maximum(amplitudes[name].astype(np.float64), _LEAST)
         factors = size**share / np.maximum(rows, _LEAST) ** (1 - share)
         found[name] = tuple(float(factor) for factor in factors.astype(np.float32))
@@ -74,30 +81,30 @@ def factors_for(
 
 
 def readers_of(model: ir.Model) -> dict[str, list[ir.Node]]:
-    """The linears that read each activation."""
+    """The linears that read each activation that no convolution reads."""
     names = {value: name for name, value in activations(model).items()}
-    readers: dict[str, list[ir.Node]] = {name: [] for name in names.values()}
-    for node in linears(model):
-        value = node.inputs[0]
-        if value is not None:
-            readers[names[value]].append(node)
-    return readers
+    readers: dict[str, list[ir.Node]] = {}
+    for node in layers_of(model):
+        readers.setdefault(names[read_by(node)], []).append(node)
+    return {name: nodes for name, nodes in readers.items() if not any(map(is_convolution, nodes))}
 
 
-def _matrix(node: ir.Node) -> ir.TensorProtocol:
-    value = node.inputs[1]
-    assert value is not None
-    assert value.const_value is not None
-    return value.const_value
+def _row_sizes(node: ir.Node) -> NDArray[np.float32]:
+    """The largest magnitude of the weights that each channel is multiplied with."""
+    sizes: NDArray[np.float32] = np.abs(weight_of(node).numpy()).max(axis=output_axis(node))
+    return sizes
 
 
 def _divide(nodes: Sequence[ir.Node], factors: NDArray[np.float32]) -> None:
-    edit, value = Editor(nodes[0]), nodes[0].inputs[0]
-    assert value is not None
+    edit, value = Editor(nodes[0]), read_by(nodes[0])
     name = f"{nodes[0].name}/inverse"
     inverse = weight(edit.graph, name, ir.tensor(np.reciprocal(factors), name=name))
     smoothed = edit.op("Mul", value, inverse, dtype=ir.DataType.FLOAT)
     smoothed.shape = value.shape
     for node in nodes:
         node.replace_input_with(0, smoothed)
-        replace_constant(node, 1, "smoothed", lambda array: array * factors[:, None])
+        replace_constant(node, 1, "smoothed", _times(np.expand_dims(factors, output_axis(node))))
+
+
+def _times(factors: NDArray[np.float32]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    return lambda array: array * factors
