@@ -70,7 +70,7 @@ def asked(model: Tiny, texts: Sequence[Text], profile: Profile = PROFILE) -> Que
 
 
 def calls(model: Tiny, texts: Sequence[Text]) -> tuple[Feeds, ...]:
-    return asked(model, texts).feeds()
+    return tuple(asked(model, texts))
 
 
 @contextmanager

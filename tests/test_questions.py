@@ -13,9 +13,10 @@ from alula import families
 from alula.codecs import TextCodec
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
+from alula.core.words import TEXT_TASKS
 from alula.data import Dataset, Example
 from alula.engines.torch import reference
-from alula.questions import CELLS, DECODE, Promise, Questions, predictions, questions_of
+from alula.questions import CELLS, Promise, Questions, predictions, questions_of
 
 PROFILE = Profile({"batch": Range(1, 8, 16), "length": Range(1, 8, 64)})
 COUNTS = {"reranking": 1, "question-answering": 2}
@@ -52,7 +53,7 @@ def test_every_row_is_in_one_call(encoder: Path, count: int) -> None:
     """Adlik/Adlik#534 (S14): with fewer samples than a batch, or a rest that fills none, samples went missing."""
     questions = asked(encoder, data(texts(count)))
     assert sorted(row for call in questions.calls for row in call.rows) == list(range(count))
-    assert sum(int(feeds["attention_mask"].sum()) for feeds in questions.feeds()) == questions.tokens
+    assert sum(int(feeds["attention_mask"].sum()) for feeds in questions) == questions.tokens
 
 
 def test_long_rows_go_together_in_smaller_calls(encoder: Path) -> None:
@@ -62,14 +63,16 @@ def test_long_rows_go_together_in_smaller_calls(encoder: Path) -> None:
         profile=Profile({"batch": Range(1, 8, 64), "length": Range(1, 8, 512)}),
     )
     assert sum(len(call.rows) for call in questions.calls) == 40
-    assert max(len(call.rows) * call.feeds["input_ids"].shape[1] for call in questions.calls) <= CELLS
+    assert (
+        max(len(call.rows) * questions.feeds(call)["input_ids"].shape[1] for call in questions.calls) <= CELLS
+    )
 
 
 def test_a_smallest_batch_is_filled_and_the_filling_is_not_judged(encoder: Path) -> None:
     profile = Profile({"batch": Range(4, 4, 4), "length": Range(16, 16, 64)})
     questions = asked(encoder, data(texts(5)), profile=profile)
-    assert {len(call.feeds["input_ids"]) for call in questions.calls} == {4}
-    assert sum(len(feeds["input_ids"]) for feeds in questions.feeds()) == 5
+    assert {len(questions.feeds(call)["input_ids"]) for call in questions.calls} == {4}
+    assert sum(len(feeds["input_ids"]) for feeds in questions) == 5
     with closing(reference(encoder, questions.spec)) as session:
         outputs = questions.ask(session)
     assert sum(len(output["embedding"]) for output in outputs) == 5
@@ -92,7 +95,7 @@ def test_a_question_keeps_its_words_as_in_serving(tmp_path: Path) -> None:
     assert row.sources.count(0) == 5
 
 
-@pytest.mark.parametrize("task", DECODE)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_answers_come_back_in_the_order_of_the_data(task: str, tmp_path: Path) -> None:
     folder = tiny.checkpoint(tmp_path / "model", task=task, num_labels=COUNTS.get(task, 3))
     rows = texts(11, each=2 if task in {"reranking", "question-answering"} else 1)
@@ -108,7 +111,7 @@ def test_answers_come_back_in_the_order_of_the_data(task: str, tmp_path: Path) -
                 assert said == alone
 
 
-@pytest.mark.parametrize("task", DECODE)
+@pytest.mark.parametrize("task", TEXT_TASKS)
 def test_nothing_is_lost_against_itself_and_nan_is_a_loss(task: str, tmp_path: Path) -> None:
     folder = tiny.checkpoint(tmp_path / "model", task=task, num_labels=COUNTS.get(task, 3))
     pairs = task in {"reranking", "question-answering", "embeddings"}

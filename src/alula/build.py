@@ -247,9 +247,7 @@ def _calibration(
     from alula.calibrate import calibrate  # noqa: PLC0415 - not for a build that comes from the cache
 
     with progress.phase(f"calibrate on {len(promise.questions.rows)} rows"):
-        return calibrate(
-            resolved.checkpoint, resolved.spec, promise.questions.feeds(), use_cache=request.use_cache
-        )
+        return calibrate(resolved.checkpoint, resolved.spec, promise.questions, use_cache=request.use_cache)
 
 
 def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:

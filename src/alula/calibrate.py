@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,17 +50,20 @@ class Calibration:
 def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
     checkpoint: families.Checkpoint,
     spec: ModelSpec,
-    feeds: Sequence[Feeds],
+    feeds: Iterable[Feeds],
     *,
     method: str = METHOD,
     smooth: bool = True,
     use_cache: bool = True,
 ) -> Calibration:
-    """The ranges over all these calls, from the cache if weights, calls, method and code are as they were."""
+    """The ranges over all these calls, from the cache if weights, calls, method and code are as they were.
+
+    The calls are gone through several times.
+    """
     used = calibrator(method)
-    if not feeds:
+    data, examples, tokens = _counted(feeds)
+    if not examples:
         raise InputError("no examples to calibrate from; expected one at least")
-    data = _digest(feeds)
     words = f"{used.method}, smoothed" if smooth else used.method
     kept = cache_root() / "calibration" / f"{_key(spec, data, words)}.json"
     if use_cache and (found := _from_cache(kept)):
@@ -72,19 +75,14 @@ def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
         method=words,
         ranges=used.ranges(),
         smoothing=smoothing,
-        examples=sum(rows_of(each) for each in feeds),
-        tokens=sum(int(each["attention_mask"].sum()) for each in feeds if "attention_mask" in each),
+        examples=examples,
+        tokens=tokens,
         weights=spec.digest,
         data=data,
     )
     if use_cache:
         save(calibration, kept)
     return calibration
-
-
-def rows_of(feeds: Feeds) -> int:
-    """Rows of one call."""
-    return len(next(iter(feeds.values())))
 
 
 def save(calibration: Calibration, path: Path) -> None:
@@ -161,14 +159,16 @@ def _key(spec: ModelSpec, data: str, method: str) -> str:
     return of_value({"spec": str(spec), "data": data, "method": method, "code": code})
 
 
-def _digest(feeds: Sequence[Feeds]) -> str:
-    """SHA-256 over names, types, shapes and contents of all arrays."""
-    total = hashlib.sha256()
+def _counted(feeds: Iterable[Feeds]) -> tuple[str, int, int]:
+    """SHA-256 over names, types, shapes and contents of all arrays, and how many rows and tokens they hold."""
+    total, rows, tokens = hashlib.sha256(), 0, 0
     for call in feeds:
+        rows += len(next(iter(call.values())))
+        tokens += int(call["attention_mask"].sum()) if "attention_mask" in call else 0
         for name, array in sorted(call.items()):
             total.update(f"{name} {array.dtype} {array.shape}\n".encode())
             total.update(np.ascontiguousarray(array).data)
-    return total.hexdigest()
+    return total.hexdigest(), rows, tokens
 
 
 class Sink(Protocol):
@@ -185,7 +185,7 @@ class Observation:
 
     checkpoint: families.Checkpoint
     spec: ModelSpec
-    feeds: Sequence[Feeds]
+    feeds: Iterable[Feeds]
 
     def smoothing(self) -> Mapping[str, tuple[float, ...]]:
         """What channels are to be divided by, from how large each gets."""

@@ -83,7 +83,7 @@ class Search:
         answers: list[Feeds] = []
         for at in calls:
             call = self.promise.questions.calls[at]
-            outputs = self.session.run({**call.feeds, SWITCHES: flags})
+            outputs = self.session.run({**self.promise.questions.feeds(call), SWITCHES: flags})
             answers.append({name: array[: len(call.rows)] for name, array in outputs.items()})
         return answers
 
@@ -116,8 +116,7 @@ def bargains(  # noqa: PLR0913, PLR0917 - six, which is as many as a function ma
     model = families.write(checkpoint, spec, "encoder")
     costs, layers = graphs.costs(model), graphs.layers(model)
     switchable = graphs.switchable(model, calibration.ranges, smoothing=calibration.smoothing)
-    feeds = [call.feeds for call in promise.questions.calls]
-    with running(switchable, profile_over(spec, feeds)) as session:
+    with running(switchable, profile_over(spec, promise.questions)) as session:
         search = Search(
             promise=promise, expected=expected, reference=reference, session=session, layers=layers
         )

@@ -5,31 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from alula.codecs import Row, TextCodec, answers, classes, entities, fit, relevance, row_outputs, within
+from alula.codecs import (
+    ImageCodec,
+    Pixels,
+    RecognitionCodec,
+    Row,
+    TextCodec,
+    answers,
+    classes,
+    each_image,
+    entities,
+    fit,
+    relevance,
+    row_outputs,
+    within,
+)
 from alula.core.check import Check, Reference
 from alula.core.engine import Session
-from alula.core.errors import RunError
+from alula.core.errors import InputError, RunError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
 from alula.data import Dataset, Example
-from alula.verify import Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
+from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
 
 BATCH = 8
 
 CELLS = 1024
 """Padded tokens of one call at most (a single row may be longer)."""
 
+KEPT_BYTES = 256 << 20
+"""Decoded images that are kept between runs; the others are decoded each time they are asked."""
+
+Item: TypeAlias = Row | Pixels
+"""One row as its codec made it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """Feeds of one call, and the numbers of the rows in it; rows beyond these only fill the smallest batch."""
+    """The numbers of the rows that are asked together."""
 
-    feeds: Feeds
     rows: tuple[int, ...]
 
 
@@ -39,13 +58,23 @@ class Questions:
 
     spec: ModelSpec
     data: Dataset
-    rows: tuple[Row, ...]
+    rows: Sequence[Item]
     calls: tuple[Call, ...]
+    collate: Callable[[Sequence[Item]], Feeds]
 
     @property
     def tokens(self) -> int:
         """Tokens over all rows, padding left out."""
-        return sum(len(row.ids) for row in self.rows)
+        return sum(len(row.ids) for row in self.rows if isinstance(row, Row))
+
+    def feeds(self, call: Call) -> Feeds:
+        """One call as an engine takes it; rows beyond the call's own only fill the smallest batch."""
+        return self.collate([self.rows[at] for at in call.rows])
+
+    def __iter__(self) -> Iterator[Feeds]:
+        """Every call with its own rows alone: what calibration sees."""
+        for call in self.calls:
+            yield _first(self.feeds(call), len(call.rows))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -56,7 +85,7 @@ class Questions:
 
     def ask(self, session: Session) -> tuple[Feeds, ...]:
         """What a session answers, a mapping of arrays for each call, rows that only fill left out."""
-        return tuple(_first(session.run(call.feeds), len(call.rows)) for call in self.calls)
+        return tuple(_first(session.run(self.feeds(call)), len(call.rows)) for call in self.calls)
 
     def some(self, count: int) -> tuple[int, ...]:
         """Numbers of calls that hold about so many rows, evenly spread over short and long ones."""
@@ -64,13 +93,9 @@ class Questions:
         step = max(1, round(rows / max(count, 1)))
         return tuple(range(step // 2, len(self.calls), step))
 
-    def feeds(self) -> tuple[Feeds, ...]:
-        """Every row once, padded as it is asked: what calibration sees."""
-        return tuple(_first(call.feeds, len(call.rows)) for call in self.calls)
-
-    def samples(self) -> tuple[Sample, ...]:
-        """The calls as samples of the gate."""
-        return tuple(Sample(name=f"data {at}", feeds=call.feeds) for at, call in enumerate(self.calls))
+    def sample(self, at: int) -> Sample:
+        """A call as a sample of the gate."""
+        return Sample(name=f"data, call {at}", feeds=self.feeds(self.calls[at]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,32 +130,76 @@ class Promise:
         self, calls: Sequence[int], expected: Sequence[Feeds], given: Sequence[Feeds]
     ) -> list[Answer]:
         """What was expected and given for some calls, by their numbers."""
-        chosen = [(self.questions.calls[at], self.questions.samples()[at]) for at in calls]
+        asked = self.questions
         return [
-            Answer(mask=sample.mask[: len(call.rows)], expected=before, given=after)
-            for (call, sample), before, after in zip(chosen, expected, given, strict=True)
+            Answer(mask=asked.sample(at).mask[: len(asked.calls[at].rows)], expected=before, given=after)
+            for at, before, after in zip(calls, expected, given, strict=True)
         ]
 
 
 def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:
-    """The rows of a data set for an engine of this profile; `folder` holds the tokenizer."""
+    """The rows of a data set for an engine of this profile; `folder` holds the tokenizer or the image processor."""
+    if spec.reads_text:
+        return _texts(data, spec, profile, folder)
+    codec = RecognitionCodec(spec) if spec.task == "text-recognition" else ImageCodec.open(folder, spec)
+    rows = Decoded(codec, data)
+    # Lines of like width belong together; images of a fixed size are all alike.
+    widths = [rows[at].shape[2] for at in range(len(rows))]
+    calls = _grouped(widths, min(BATCH, profile.axes["batch"].max), most=BATCH * max(widths))
+    return Questions(
+        spec=spec,
+        data=data,
+        rows=rows,
+        calls=calls,
+        collate=lambda items: codec.collate(_pixels(items), profile),
+    )
+
+
+def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:
     served = within(spec, profile)
     codec = TextCodec.open(folder, served)
     rows = tuple(row for example in data.examples for row in _encoded(codec, example))
-    order = sorted(range(len(rows)), key=lambda at: len(rows[at].ids))
-    calls = tuple(
-        Call(feeds=fit([rows[at] for at in group], served, profile), rows=group)
-        for group in _grouped(order, rows, min(BATCH, profile.axes["batch"].max))
+    calls = _grouped([len(row.ids) for row in rows], min(BATCH, profile.axes["batch"].max), most=CELLS)
+    return Questions(
+        spec=spec,
+        data=data,
+        rows=rows,
+        calls=calls,
+        collate=lambda items: fit([item for item in items if isinstance(item, Row)], served, profile),
     )
-    return Questions(spec=spec, data=data, rows=rows, calls=calls)
+
+
+class Decoded(Sequence[Pixels]):
+    """Images as pixels, decoded when they are asked for; as many as fit into `KEPT_BYTES` are kept."""
+
+    def __init__(self, codec: ImageCodec | RecognitionCodec, data: Dataset) -> None:
+        self._codec, self._data = codec, data
+        self._kept: dict[int, Pixels] = {}
+        self._room = KEPT_BYTES
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self._data.examples)
+
+    def __getitem__(self, at: Any) -> Any:
+        """One image."""
+        if at in self._kept:
+            return self._kept[at]
+        example = self._data.examples[at]
+        if example.image is None:
+            raise InputError(f"{self._data.path}: row {example.line} has no image")
+        pixels = self._codec.encode(example.image, f"{self._data.path}: the image of row {example.line}")
+        if pixels.nbytes <= self._room:
+            self._kept[at] = pixels
+            self._room -= pixels.nbytes
+        return pixels
 
 
 def predictions(asked: Questions, outputs: Sequence[Feeds]) -> list[Prediction]:
     """What answers say of each example, decoded; None where they cannot be."""
     single: dict[int, Prediction] = {}
     for call, batch in zip(asked.calls, outputs, strict=True):
-        rows = [asked.rows[at] for at in call.rows]
-        for at, one in zip(call.rows, row_outputs(batch, rows, asked.spec), strict=True):
+        for at, one in zip(call.rows, _apart(asked, call, batch), strict=True):
             single[at] = _prediction(asked, at, one)
     if asked.spec.task != "embeddings":
         return [single[at] for at in range(len(asked.rows))]
@@ -138,7 +207,17 @@ def predictions(asked: Questions, outputs: Sequence[Feeds]) -> list[Prediction]:
     return [_stacked([single[at + i] for i in range(each)]) for at in range(0, len(asked.rows), each)]
 
 
-Decode: TypeAlias = Callable[[Feeds, Row, Example, ModelSpec], Prediction]
+def _apart(asked: Questions, call: Call, outputs: Feeds) -> Sequence[Feeds]:
+    """The outputs of a call, row by row."""
+    rows = [row for row in (asked.rows[at] for at in call.rows) if isinstance(row, Row)]
+    return row_outputs(outputs, rows, asked.spec) if rows else each_image(outputs, len(call.rows))
+
+
+def _pixels(items: Sequence[Item]) -> list[Pixels]:
+    return [item for item in items if not isinstance(item, Row)]
+
+
+Decode: TypeAlias = Callable[[Feeds, Any, Example, ModelSpec], Prediction]
 
 
 def _spans(outputs: Feeds, row: Row, example: Example, spec: ModelSpec) -> Prediction:
@@ -166,6 +245,12 @@ DECODE: Mapping[str, Decode] = {
     "reranking": lambda outputs, row, example, spec: relevance(outputs, spec, raw=True),
     "token-classification": _spans,
     "question-answering": _answer,
+    "image-classification": lambda outputs, row, example, spec: tuple(
+        scored.label for scored in classes(outputs, spec)[:BEST]
+    ),
+    "text-recognition": lambda outputs, row, example, spec: RecognitionCodec(spec).text(
+        outputs["probabilities"]
+    ),
 }
 """By task: the outputs of one row as what `verify.Prediction` describes."""
 
@@ -194,16 +279,16 @@ def _encoded(codec: TextCodec, example: Example) -> Iterator[Row]:
         yield codec.encode_pair(first, second, only_second=task == "question-answering")
 
 
-def _grouped(order: Sequence[int], rows: Sequence[Row], batch: int) -> Iterator[tuple[int, ...]]:
-    """Every row once, in calls of at most `batch` rows and `CELLS` padded tokens; rows come sorted by length."""
+def _grouped(sizes: Sequence[int], batch: int, most: int) -> tuple[Call, ...]:
+    """Every row once, short ones first, in calls of at most `batch` rows and `most` padded cells."""
+    calls: list[Call] = []
     group: list[int] = []
-    for at in order:
-        if group and (len(group) == batch or (len(group) + 1) * len(rows[at].ids) > CELLS):
-            yield tuple(group)
+    for at in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if group and (len(group) == batch or (len(group) + 1) * sizes[at] > most):
+            calls.append(Call(rows=tuple(group)))
             group = []
         group.append(at)
-    if group:
-        yield tuple(group)
+    return (*calls, Call(rows=tuple(group)))
 
 
 def _first(outputs: Feeds, count: int) -> Feeds:

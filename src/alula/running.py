@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ def running(model: graphs.Model, profile: Profile) -> Iterator[Session]:
             yield session
 
 
-def profile_over(spec: ModelSpec, feeds: Sequence[Feeds]) -> Profile:
+def profile_over(spec: ModelSpec, feeds: Iterable[Feeds]) -> Profile:
     """A profile that takes all these calls."""
     part = spec.part("encoder")
     sizes = [axis_sizes(part.inputs, call) for call in feeds]

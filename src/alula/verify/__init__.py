@@ -1,6 +1,15 @@
 """Is an engine equal to the model, or near enough? Metrics, limits with reasons, budgets, the gate."""
 
-from alula.verify.budget import CLAUSES, Clause, Verdict, budget_limits, clauses_for, judge, parse_budget
+from alula.verify.budget import (
+    BEST,
+    CLAUSES,
+    Clause,
+    Verdict,
+    budget_limits,
+    clauses_for,
+    judge,
+    parse_budget,
+)
 from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
@@ -10,6 +19,7 @@ from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
 
 __all__ = [
+    "BEST",
     "CALIBRATED",
     "CLAUSES",
     "LIMITS",
