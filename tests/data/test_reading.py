@@ -328,13 +328,15 @@ def test_a_set_of_bad_rows_is_an_empty_set(write: Write) -> None:
 
 
 def test_what_is_no_file_of_data_is_refused_with_what_is(write: Write, tmp_path: Path) -> None:
-    endings = r"\.jsonl, \.ndjson, \.txt, \.csv"
-    with pytest.raises(InputError, match=f"is a folder; data is read from a file: {endings}"):
+    endings = r"\.jsonl, \.ndjson, \.txt, \.csv, \.parquet, \.arrow"
+    with pytest.raises(
+        InputError, match=rf"is a folder without tables .*reads such a folder or a file: {endings}"
+    ):
         read(tmp_path, "embeddings")
     with pytest.raises(InputError, match=f"does not exist; expected a file of data: {endings}"):
         read(tmp_path / "none.jsonl", "embeddings")
-    with pytest.raises(InputError, match=f"ending '.parquet' is not one of: {endings}"):
-        read(write("a.parquet", "x"), "embeddings")
+    with pytest.raises(InputError, match=f"ending '.xlsx' is not one of: {endings}"):
+        read(write("a.xlsx", "x"), "embeddings")
     with pytest.raises(InputError, match=f"ending '' is not one of: {endings}"):
         read(write("a", "x"), "embeddings")
     os.mkfifo(tmp_path / "pipe.jsonl")

@@ -1,6 +1,7 @@
-"""A user's data: files of texts, with labels or without, read whole or refused by line."""
+"""A user's data: files of texts, images and tables, with labels or without, read whole or refused by line."""
 
 from alula.data.dataset import Dataset, Example, Label
-from alula.data.reading import ENDINGS, MAX_BYTES, read
+from alula.data.reading import ENDINGS, read
+from alula.data.rows import MAX_BYTES
 
 __all__ = ["ENDINGS", "MAX_BYTES", "Dataset", "Example", "Label", "read"]

@@ -28,9 +28,10 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """The rows of a file that are used, alike in texts and labels, and why the others are not.
+    """The rows of a file or folder that are used, alike in texts and labels, and why the others are not.
 
-    `digest` is the SHA-256 over texts and labels in their order: another file with the same rows has the same one.
+    `digest` is the SHA-256 over texts, bytes of images and labels in their order: another file with the same rows has
+    the same one.
     """
 
     path: Path
@@ -50,8 +51,15 @@ class Dataset:
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """SHA-256 over texts and labels, one line of JSON for each example."""
+    """SHA-256 over texts, images and labels, one line of JSON for each example."""
     total = hashlib.sha256()
     for example in examples:
-        total.update(json.dumps([example.texts, example.label]).encode() + b"\n")
+        row: list[object] = [example.texts, example.label]
+        if example.image is not None:
+            row.append(_digest_of_image(example.image))
+        total.update(json.dumps(row).encode() + b"\n")
     return total.hexdigest()
+
+
+def _digest_of_image(image: Path | bytes) -> str:
+    return hashlib.sha256(image if isinstance(image, bytes) else image.read_bytes()).hexdigest()

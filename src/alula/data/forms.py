@@ -10,12 +10,12 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from alula.core.errors import InputError
-from alula.data.fields import LABELS, SCORED, TEXTS, TWO_TEXTS, BadRow, Fields
-
-Rows: TypeAlias = Iterator[tuple[int, Fields | BadRow]]
+from alula.core.words import IMAGE_TASKS
+from alula.data.fields import LABELS, SCORED, TWO_TEXTS, check_columns, keys_of
+from alula.data.rows import BadRow, Fields, Rows, numbered, shown
 
 LISTS = frozenset({"labels", "answers"})
 """Columns whose cells hold JSON."""
@@ -32,14 +32,14 @@ def lines_of(path: Path) -> Iterator[str]:
             if number == 1:
                 if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise InputError(
-                        f"{path} is UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8 converts it"
+                        f"{shown(path)} is UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8 converts it"
                     )
                 line = raw.removeprefix(codecs.BOM_UTF8)
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(
-                    f"{path}:{number}: byte 0x{line[error.start]:02X} at {error.start} is not UTF-8; "
+                    f"{shown(path)}:{number}: byte 0x{line[error.start]:02X} at {error.start} is not UTF-8; "
                     "convert the file, such as by iconv -f LATIN1 -t UTF-8"
                 ) from error
 
@@ -48,16 +48,22 @@ def jsonl(path: Path, task: str) -> Rows:
     """One JSON object a line; blank lines are nothing."""
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, _object(line.removesuffix("\n").removesuffix("\r"))
+            yield numbered(path, number, _object(line.removesuffix("\n").removesuffix("\r"), task))
 
 
 def text(path: Path, task: str) -> Rows:
     """One text a line; blank lines are nothing."""
     if task in TWO_TEXTS:
-        raise InputError(f"{path}: {task} takes two texts a row, which lines of text cannot hold; use .jsonl")
+        raise InputError(
+            f"{shown(path)}: {task} takes two texts a row, which lines of text cannot hold; use .jsonl"
+        )
+    if task in IMAGE_TASKS:
+        raise InputError(
+            f"{shown(path)}: {task} takes images, which lines of text cannot hold; use .jsonl, .csv or a folder"
+        )
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield number, {"text": line.removesuffix("\n").removesuffix("\r")}
+            yield numbered(path, number, {"text": line.removesuffix("\n").removesuffix("\r")})
 
 
 def comma_separated(path: Path, task: str) -> Rows:
@@ -66,12 +72,13 @@ def comma_separated(path: Path, task: str) -> Rows:
     for number, cells in _records(path):
         if header is None:
             if isinstance(cells, BadRow):
-                raise InputError(f"{path}:{number}: {cells}")
-            header = _header(f"{path}:{number}", cells)
+                raise InputError(f"{shown(path)}:{number}: {cells}")
+            header = tuple(cell.strip() for cell in cells)
+            check_columns(f"{shown(path)}:{number}", header, task, "the first line must name the columns")
         elif isinstance(cells, BadRow):
-            yield number, cells
+            yield numbered(path, number, cells)
         else:
-            yield number, _cells(header, cells, task)
+            yield numbered(path, number, _cells(header, cells, task))
 
 
 FORMS: Mapping[str, Callable[[Path, str], Rows]] = {
@@ -82,7 +89,7 @@ FORMS: Mapping[str, Callable[[Path, str], Rows]] = {
 }
 
 
-def _object(line: str) -> Fields | BadRow:
+def _object(line: str, task: str) -> Fields | BadRow:
     try:
         value = json.loads(line, object_pairs_hook=_once_each, parse_constant=_no_number)
     except BadRow as error:
@@ -92,7 +99,8 @@ def _object(line: str) -> Fields | BadRow:
     except (ValueError, RecursionError) as error:
         return BadRow(f"is not JSON that can be read: {error}")
     if not isinstance(value, dict):
-        return BadRow(f'is {type(value).__name__}, expected an object such as {{"text": "..."}}')
+        key = keys_of(task)[0]
+        return BadRow(f'is {type(value).__name__}, expected an object such as {{"{key}": "..."}}')
     return value
 
 
@@ -131,26 +139,12 @@ def _records(path: Path) -> Iterator[tuple[int, list[str] | BadRow]]:
         csv.field_size_limit(usual)
 
 
-def _header(where: str, cells: list[str]) -> tuple[str, ...]:
-    names = tuple(cell.strip() for cell in cells)
-    for name in names:
-        if name and names.count(name) > 1:
-            raise InputError(f"{where}: column {name[:40]!r} appears twice")
-    firsts = [first for first, _ in TEXTS]
-    if not set(firsts) & set(names):
-        shown = ", ".join(name[:40] for name in names[:8])
-        raise InputError(
-            f"{where}: the first line must name the columns, one of them {', '.join(firsts)}; it has {shown}"
-        )
-    return names
-
-
 def _cells(header: tuple[str, ...], cells: list[str], task: str) -> Fields | BadRow:
     if len(cells) != len(header):
         return BadRow(f"has {len(cells)} cells, expected {len(header)} as in the header")
     fields: dict[str, object] = {}
     for name, cell in zip(header, cells, strict=True):
-        if cell == "" and name not in {first for first, _ in TEXTS}:
+        if cell == "" and name not in keys_of(task):
             continue
         try:
             fields[name] = _cell(name, cell, task)

@@ -1,85 +1,107 @@
-"""From a file to a data set, or to an error that names file and line."""
+"""From a file or folder to a data set, or to an error that names file and line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from alula.core.errors import InputError
-from alula.core.words import TASKS, choice
+from alula.core.words import IMAGE_TASKS, TASKS, choice
+from alula.data import folders, layouts
 from alula.data.dataset import Dataset, Example, digest_of
-from alula.data.fields import BadRow, Fields, example_of
-from alula.data.forms import FORMS, Rows
+from alula.data.fields import example_of
+from alula.data.forms import FORMS
+from alula.data.images import MAX_IMAGES
+from alula.data.rows import BadRow, Row, Rows, refuse_beyond, shown
 
-ENDINGS = tuple(FORMS)
-
-MAX_BYTES = 1 << 30
-"""Rows are held in memory; a set to calibrate or to judge with is thousands of rows, not millions."""
+ENDINGS = (*FORMS, *layouts.ENDINGS)
 
 
 def read(path: Path, task: str, *, skip_bad: bool = False) -> Dataset:
-    """The rows of a file as examples of a task.
+    """The rows of a file or folder as examples of a task.
 
-    A row that cannot be used refuses the file, or with `skip_bad` is left out and named in `skipped`; a set with
+    A row that cannot be used refuses the set, or with `skip_bad` is left out and named in `skipped`; a set with
     nothing in it is refused.
     """
     choice("task", task, TASKS)
     try:
-        rows = FORMS[_ending_of(path)](path, task)
-        examples, skipped = _examples(path, rows, task, skip_bad=skip_bad)
+        base = path if path.is_dir() else path.parent
+        examples, skipped = _examples(_rows(path, task), task, base, skip_bad=skip_bad)
+        if not examples:
+            raise InputError(_nothing(path, skipped))
+        digest = digest_of(examples)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not examples:
-        raise InputError(_nothing(path, skipped))
-    return Dataset(path=path, examples=tuple(examples), skipped=tuple(skipped), digest=digest_of(examples))
+        raise InputError(f"{shown(error.filename or path)} cannot be read: {error.strerror}") from error
+    return Dataset(path=path, examples=tuple(examples), skipped=tuple(skipped), digest=digest)
+
+
+def _rows(path: Path, task: str) -> Rows:
+    files = layouts.files_of(path)
+    if files:
+        from alula.data import tables  # noqa: PLC0415 - it imports pyarrow
+
+        return tables.rows_of(path, files, task)
+    if path.is_dir():
+        if task in IMAGE_TASKS:
+            return folders.images(path, task)
+        raise InputError(
+            f"{shown(path)} is a folder without tables ({', '.join(layouts.ENDINGS)}); "
+            f"{task} reads such a folder or a file: {', '.join(ENDINGS)}"
+        )
+    return FORMS[_ending_of(path)](path, task)
 
 
 def _ending_of(path: Path) -> str:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; data is read from a file: {', '.join(ENDINGS)}")
     if not path.exists():
-        raise InputError(f"{path} does not exist; expected a file of data: {', '.join(ENDINGS)}")
+        raise InputError(f"{shown(path)} does not exist; expected a file of data: {', '.join(ENDINGS)}")
     if not path.is_file():
-        raise InputError(f"{path} is no ordinary file; expected one of: {', '.join(ENDINGS)}")
+        raise InputError(f"{shown(path)} is no ordinary file; expected one of: {', '.join(ENDINGS)}")
     ending = path.suffix.lower()
     if ending not in FORMS:
-        raise InputError(f"{path}: ending {path.suffix!r} is not one of: {', '.join(ENDINGS)}")
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise InputError(f"{path} has {size} bytes, and data may have {MAX_BYTES}; draw some rows from it")
+        raise InputError(f"{shown(path)}: ending {path.suffix!r} is not one of: {', '.join(ENDINGS)}")
+    refuse_beyond(path, path.stat().st_size)
     return ending
 
 
-def _examples(path: Path, rows: Rows, task: str, *, skip_bad: bool) -> tuple[list[Example], list[str]]:
+def _examples(rows: Rows, task: str, base: Path, *, skip_bad: bool) -> tuple[list[Example], list[str]]:
     examples: list[Example] = []
     skipped: list[str] = []
-    for line, fields in rows:
-        example = _example(fields, task, line, examples)
+    first: Row | None = None
+    for row in rows:
+        example = _example(row, task, base)
+        if isinstance(example, Example) and first:
+            example = _unlike(example, examples[0], first.name) or example
         if isinstance(example, Example):
+            first = first or row
             examples.append(example)
+            _refuse_many(examples)
         elif skip_bad:
-            skipped.append(f"{path}:{line}: {example}")
+            skipped.append(f"{row.where}: {example}")
         else:
-            raise InputError(f"{path}:{line}: {example}; correct the row, or have bad rows skipped")
+            raise InputError(f"{row.where}: {example}; correct the row, or have bad rows skipped")
     return examples, skipped
 
 
-def _example(fields: Fields | BadRow, task: str, line: int, before: list[Example]) -> Example | BadRow:
-    if isinstance(fields, BadRow):
-        return fields
+def _refuse_many(examples: list[Example]) -> None:
+    if len(examples) > MAX_IMAGES and examples[0].image is not None:
+        raise InputError(f"data may have {MAX_IMAGES} images, and there are more; draw some from them")
+
+
+def _example(row: Row, task: str, base: Path) -> Example | BadRow:
+    if isinstance(row.fields, BadRow):
+        return row.fields
     try:
-        example = example_of(fields, task, line)
+        return example_of(row.fields, task, row.line, base)
     except BadRow as error:
         return error
-    return (before and _unlike(example, before[0])) or example
 
 
-def _unlike(example: Example, first: Example) -> BadRow | None:
+def _unlike(example: Example, first: Example, name: str) -> BadRow | None:
     """What a row lacks or has beyond the first one: a metric over some of the rows would not say which."""
     if len(example.texts) != len(first.texts):
-        return BadRow(f"has {_count(example)}, and line {first.line} has {_count(first)}")
+        return BadRow(f"has {_count(example)}, and {name} has {_count(first)}")
     if (example.label is None) != (first.label is None):
         has, had = ("no label", "one") if example.label is None else ("a label", "none")
-        return BadRow(f"has {has}, and line {first.line} has {had}")
+        return BadRow(f"has {has}, and {name} has {had}")
     return None
 
 
@@ -89,5 +111,5 @@ def _count(example: Example) -> str:
 
 def _nothing(path: Path, skipped: list[str]) -> str:
     if not skipped:
-        return f"{path} holds no rows; expected at least one"
-    return f"{path} holds no rows that can be used; {len(skipped)} are bad, the first: {skipped[0]}"
+        return f"{shown(path)} holds no rows; expected at least one"
+    return f"{shown(path)} holds no rows that can be used; {len(skipped)} are bad, the first: {skipped[0]}"
