@@ -5,6 +5,7 @@ from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.pictures import decode
+from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
 from alula.codecs.text import TextCodec
 from alula.codecs.vectors import vectors
@@ -13,7 +14,9 @@ __all__ = [
     "Answer",
     "Entity",
     "ImageCodec",
+    "Line",
     "Pixels",
+    "RecognitionCodec",
     "Row",
     "Scored",
     "TextCodec",
