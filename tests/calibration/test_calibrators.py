@@ -151,3 +151,13 @@ def test_amplitudes_are_the_largest_magnitude_per_channel_without_padding() -> N
     assert made.sizes()["x"].tolist() == [4.0, 2.0]
     with pytest.raises(InputError, match=r"^x is not finite in 1 of 8 values"):
         made.add("x", values, None)
+
+
+def test_amplitudes_of_images_have_their_channels_second_whatever_the_width() -> None:
+    rng = np.random.default_rng(0)
+    wide, narrow = (rng.standard_normal((2, 5, 4, width)).astype(np.float32) for width in (9, 3))
+    made = Amplitudes({"x": 1})
+    made.add("x", wide, None)
+    made.add("x", narrow, None)
+    both = np.concatenate([wide, narrow], axis=3)
+    assert made.sizes()["x"].tolist() == np.abs(both).max(axis=(0, 2, 3)).tolist()

@@ -28,6 +28,15 @@ _PREPARED: tuple[Pass, ...] = (
 )
 
 
+def scheme_for(engine: str) -> Scheme:
+    """How numbers become eight bits where this engine is to run fast.
+
+    ONNX Runtime convolves in int8 only where the result is int8 as well; OpenVINO computes what follows in fp32, and
+    is slower with more to convert.
+    """
+    return Scheme(outputs=engine != "openvino")
+
+
 def layers(model: ir.Model) -> tuple[str, ...]:
     """Names of the layers that can be quantised, in order."""
     return tuple(str(node.name) for node in layers_of(rewrite(model, _PREPARED)))
