@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+PROCESSOR_FILES = ("preprocessor_config.json",)
 
 REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
 
@@ -48,7 +49,7 @@ STORED_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
-    """Everything that decides a bundle."""
+    """Everything that decides a bundle; with `tokenizer`, a text model that has none is refused."""
 
     model: str
     to: Path
@@ -61,6 +62,7 @@ class BuildRequest:
     axes: Mapping[str, Range] = field(default_factory=dict)
     opset: int | None = None
     reference: str = "auto"
+    tokenizer: bool = True
     data: Path | None = None
     budget: float | None = None
     metric: str | None = None
@@ -141,6 +143,8 @@ def resolve_request(request: BuildRequest) -> Resolved:
         check_opset(request.opset)
     checkpoint = families.open_checkpoint(request.model, request.revision)
     spec = families.describe(checkpoint, request.task, request.pooling)
+    if request.tokenizer and spec.reads_text:
+        families.refuse_without_tokenizer(checkpoint)
     spec = replace(spec, name=request.name or spec.name)
     data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
     return Resolved(
@@ -191,7 +195,9 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     from alula.ladder import Ladder  # noqa: PLC0415
     from alula.rungs import Workshop  # noqa: PLC0415
 
-    _copy_tokenizer(resolved.checkpoint.root, draft.scratch / "tokenizer")
+    root = resolved.checkpoint.root
+    _copy(root, TOKENIZER_FILES, draft.scratch / "tokenizer")
+    _copy(root, PROCESSOR_FILES, draft.scratch / "processor")
     promise = _promise(request, resolved)
     with progress.phase(f"ask the reference ({resolved.reference})"):
         evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile, promise)
@@ -291,10 +297,11 @@ def _stored(evidence: Evidence, precision: str) -> Stored:
     return Stored(reference=evidence.reference, feeds=tuple(feeds), outputs=tuple(outputs))
 
 
-def _copy_tokenizer(root: Path, to: Path) -> None:
-    to.mkdir(parents=True)
-    for name in TOKENIZER_FILES:
+def _copy(root: Path, names: Sequence[str], to: Path) -> None:
+    """Those of these files that there are; no folder where there are none."""
+    for name in names:
         if (root / name).is_file():
+            to.mkdir(exist_ok=True)
             shutil.copyfile(root / name, to / name)
 
 
@@ -302,7 +309,9 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     """All that decides the result: checkpoint, choices, the compiling code and the machine's instruction sets."""
     return {
         "checkpoint": resolved.spec.digest,
-        "tokenizer": [_digest(resolved.checkpoint.root / name) for name in TOKENIZER_FILES],
+        "tokenizer": [
+            _digest(resolved.checkpoint.root / name) for name in (*TOKENIZER_FILES, *PROCESSOR_FILES)
+        ],
         "source": request.model,
         "spec": str(resolved.spec),
         "engine": [resolved.engine, installed(resolved.engine)],

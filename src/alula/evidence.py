@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TEXT_BATCH = 8
 
+SOME_ROWS = 32
+"""Rows of the user's data that stand in for the texts that ship with the package, where a model reads no text."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
@@ -50,17 +53,38 @@ class Evidence:
 
     def pairs(self, precision: str) -> list[tuple[Sample, Feeds]]:
         """The samples that say something about a precision: random ids say nothing about one that was calibrated."""
-        pairs = zip(self.samples, self.outputs, strict=True)
-        return [pair for pair in pairs if precision not in CALIBRATED or not pair[0].drawn]
+        pairs = list(zip(self.samples, self.outputs, strict=True))
+        if precision not in CALIBRATED:
+            return pairs
+        real = [pair for pair in pairs if not pair[0].drawn]
+        return real or self._promised_pairs()
+
+    def _promised_pairs(self) -> list[tuple[Sample, Feeds]]:
+        """Calls of the user's data that no filling is in, where there are no other real samples."""
+        if self.promise is None:
+            return []
+        asked = self.promise.questions
+        pairs = [(asked.sample(at), self.promised[at]) for at in asked.some(SOME_ROWS)]
+        return [(sample, outputs) for sample, outputs in pairs if len(sample.mask) == _rows(outputs)]
+
+
+def _rows(outputs: Feeds) -> int:
+    return len(next(iter(outputs.values())))
 
 
 def choose(wanted: str, spec: ModelSpec) -> Reference:
     """The strongest reference there is, or the one that was asked for by name, or an error that says why not."""
+    from_onnx = spec.family == families.ONNX
     if wanted == "auto":
+        if from_onnx:
+            return "onnx-file"
         if pytorch_installed():
             return "pytorch"
         return "golden" if golden_of(spec) else "own-graph"
     reference = reference_named(wanted)
+    if from_onnx != (reference == "onnx-file") and reference != "own-graph":
+        kind = "came as an ONNX file" if from_onnx else "did not come as an ONNX file"
+        raise InputError(f"reference {wanted!r} is not for {spec.name}, which {kind}")
     if reference == "golden" and golden_of(spec) is None:
         raise InputError(
             f"no golden outputs ship for {spec.name} with digest {spec.digest[:16]}; "
@@ -96,6 +120,8 @@ def gather(
     samples = samples_for(spec, profile, checkpoint.root)
     if reference == "pytorch":
         return (_pytorch(checkpoint.root, spec, profile, samples, promise),)
+    if reference == "onnx-file":
+        return (_onnx_file(checkpoint, spec, profile, samples, promise),)
     own = _own_graph(checkpoint, spec, profile, samples, promise)
     return (_golden(spec, profile), own) if reference == "golden" else (own,)
 
@@ -147,6 +173,21 @@ def _own_graph(
 
     with running(families.write(checkpoint, spec, "encoder"), profile) as session:
         return _asked("own-graph", session, samples, promise)
+
+
+def _onnx_file(
+    checkpoint: families.Checkpoint,
+    spec: ModelSpec,
+    profile: Profile,
+    samples: Sequence[Sample],
+    promise: Promise | None,
+) -> Evidence:
+    """The file as it came, in ONNX Runtime."""
+    from alula.running import running_file  # noqa: PLC0415 - not for a build that comes from the cache
+
+    original = families.original(checkpoint)
+    with running_file(original.path, spec.part("encoder"), profile, original.outputs) as session:
+        return _asked("onnx-file", session, samples, promise)
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:

@@ -1,15 +1,17 @@
-"""A graph that nobody keeps, in ONNX Runtime: to observe it, to ask it, to search with it."""
+"""A graph that nobody keeps, or a file of the user's, in ONNX Runtime: to observe it, to ask it, to search with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from alula import graphs
 from alula.core.engine import Plan, Session
-from alula.core.model import ModelSpec
+from alula.core.graph import Graph
+from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, axis_sizes
 from alula.engines import backend as backend_named
@@ -24,6 +26,36 @@ def running(model: graphs.Model, profile: Profile) -> Iterator[Session]:
         engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
         with closing(backend.open(engine)) as session:
             yield session
+
+
+@contextmanager
+def running_file(path: Path, part: Part, profile: Profile, outputs: Mapping[str, str]) -> Iterator[Session]:
+    """A session on an ONNX file that stays as it is; `outputs` gives its names by the part's."""
+    backend = backend_named("onnxruntime")
+    named = tuple(replace(tensor, name=outputs[tensor.name]) for tensor in part.outputs)
+    graph = Graph(path=path, digest="", opset=0, nodes=0, precision="fp32", inputs=part.inputs, outputs=named)
+    with TemporaryDirectory(prefix="alula-") as scratch:
+        engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
+        with closing(backend.open(engine)) as session:
+            yield Renamed(session, part)
+
+
+class Renamed:
+    """A session whose outputs go by the names of the part."""
+
+    def __init__(self, session: Session, part: Part) -> None:
+        self.inputs, self.outputs = part.inputs, part.outputs
+        self._session = session
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """Run once."""
+        given = self._session.run(feeds)
+        theirs = [tensor.name for tensor in self._session.outputs]
+        return {ours.name: given[name] for ours, name in zip(self.outputs, theirs, strict=True)}
+
+    def close(self) -> None:
+        """Release the graph."""
+        self._session.close()
 
 
 def profile_over(spec: ModelSpec, feeds: Iterable[Feeds]) -> Profile:

@@ -65,6 +65,11 @@ class Bundle:
         """The folder with the tokenizer's files."""
         return self.root / "tokenizer"
 
+    @property
+    def processor(self) -> Path:
+        """The folder that says how rows become feeds: the tokenizer's, or the image processor's."""
+        return self.tokenizer if self.model.reads_text else self.root / "processor"
+
     def engine(self, part: str) -> Engine:
         """The engine of one part."""
         if part not in self.manifest.engines:
@@ -292,7 +297,7 @@ def _prove_complete(root: Path, manifest: Manifest) -> None:
     """Every file that decides what the bundle does must be one whose digest is known."""
     known = {record.path for record in manifest.files}
     deciding = {CHECKS, TIMINGS, REFERENCE}
-    for folder in ("graphs", "engines", "tokenizer"):
+    for folder in ("graphs", "engines", "tokenizer", "processor"):
         deciding |= {
             path.relative_to(root).as_posix() for path in (root / folder).rglob("*") if path.is_file()
         }

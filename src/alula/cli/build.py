@@ -8,12 +8,11 @@ from time import perf_counter
 
 import typer
 
-from alula import families
 from alula.bundles import Bundle, Rung, check_to_json, rung_to_json
 from alula.cli.axes import parse_axes
 from alula.cli.console import Phases, number, print_checks, print_json, print_rows
 from alula.core.errors import InputError
-from alula.core.words import POOLINGS, TASKS, check_opset, choice, precisions_of
+from alula.core.words import POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
 
@@ -91,17 +90,10 @@ def build(
     to = bundle_folder(output)
     if name is not None:
         check_name(name)
-    if opset is not None:
-        check_opset(opset)
 
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
-    from alula.engines import resolve  # noqa: PLC0415
     from alula.verify import parse_budget  # noqa: PLC0415
-
-    precisions_of(resolve(target), precision)
-    if not no_tokenizer:
-        check_tokenizer(model, revision, task, pooling)
 
     request = BuildRequest(
         model=model,
@@ -115,6 +107,7 @@ def build(
         axes=axes,
         opset=opset,
         reference=reference,
+        tokenizer=not no_tokenizer,
         data=data,
         budget=None if budget is None else parse_budget(budget),
         metric=metric,
@@ -145,15 +138,6 @@ def check_name(name: str) -> None:
     """Refuse a name that no request could give, or that would spoil a line of a log."""
     if not (name.strip() and name.isprintable()):
         raise InputError(f"--name {name!r}: expected one line of characters that can be printed")
-
-
-def check_tokenizer(model: str, revision: str, task: str | None, pooling: str | None) -> None:
-    """Refuse a checkpoint without a tokenizer, on disk or on the hub, before any work."""
-    if not (families.locate(model, revision) / families.TOKENIZER).is_file():
-        checkpoint = families.open_checkpoint(model, revision)
-        # What is wrong with the model itself comes first: no tokenizer cures it.
-        families.describe(checkpoint, task, pooling)
-        families.refuse_without_tokenizer(checkpoint)
 
 
 def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> None:

@@ -8,8 +8,9 @@ from typing import Literal, get_args
 
 from alula.core.errors import InputError
 
-Reference = Literal["pytorch", "golden", "own-graph"]
-"""What an engine was compared with: `golden` are stored outputs of transformers."""
+Reference = Literal["pytorch", "onnx-file", "golden", "own-graph"]
+"""What an engine was compared with: `onnx-file` is the model's own file as it came, in ONNX Runtime; `golden` are
+stored outputs of transformers."""
 
 
 REFERENCES: tuple[Reference, ...] = get_args(Reference)

@@ -13,6 +13,7 @@ from alula.families.checkpoint import (
     open_checkpoint,
     refuse_without_tokenizer,
 )
+from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, original
 from alula.families.tasks import describe
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
+    "ONNX",
     "TOKENIZER",
     "Checkpoint",
     "Original",
