@@ -21,6 +21,7 @@ from alula.core.tensor import Feeds
 from alula.engines.torch import reference
 from alula.families import Checkpoint, describe, open_checkpoint, traced
 from alula.graphs import passes_for, rewrite
+from alula.graphs.half import fp16_passes
 
 # A trace takes PyTorch ten seconds, most of it symbolic arithmetic on shapes.
 pytestmark = pytest.mark.timeout(400)
@@ -160,6 +161,26 @@ def test_deberta_in_half_precision_runs_on_four_tokens_without_padding(newer: Tr
     got = in_openvino(half, feeds)
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got, wanted, atol=0.02 * float(np.abs(wanted).max()))
+
+
+def test_deberta_in_fp16_runs_on_four_tokens_without_padding(newer: Traced) -> None:
+    """The report huggingface/transformers#35332 had a twin in fp16, where the lowest fp32 number has no place."""
+    half = rewrite(newer.model, passes_for("onnxruntime", "fp16"))
+    for mask in (np.ones((1, 4), np.int64), np.array([[1, 1, 1, 0]])):
+        feeds = {"input_ids": np.array([[5, 6, 7, 8]]), "attention_mask": mask}
+        wanted = run(newer.model, feeds)[0]
+        got = run(half, feeds)[0]
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(got, wanted, atol=0.004 * float(np.abs(wanted).max()))
+    plain = rewrite(newer.model, fp16_passes())
+    # The fault that all casting would make: a fill that is -inf in fp16.
+    stored = [value.const_value.numpy() for value in plain.graph.initializers.values() if value.const_value]
+    assert any(array.dtype == np.float32 and np.abs(array).max(initial=0) > 65504 for array in stored)
+    assert all(np.isfinite(array).all() for array in stored if array.dtype == np.float16)
+    kinds = {(node.op_type, value.dtype) for node in plain.graph for value in node.outputs}
+    assert ("MatMul", ir.DataType.FLOAT16) in kinds
+    assert ("Where", ir.DataType.FLOAT16) not in kinds
+    assert ("Softmax", ir.DataType.FLOAT16) not in kinds
 
 
 def test_masks_and_softmax_of_deberta_stay_fp32_in_half_precision(newer: Traced) -> None:

@@ -15,6 +15,7 @@ from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.casts import FP16, FP32, LARGEST
 from alula.graphs.passes.choice import HALF, Policy, is_layer
 from alula.graphs.passes.edit import constant, is_constant, retype
+from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.precision import ToFloat16
 from alula.graphs.rewrite import Pass, rewrite
 
@@ -27,12 +28,13 @@ BEYOND = LARGEST[FP16] / HEADROOM
 
 
 def fp16_passes(policy: Policy = HALF, keep: frozenset[str] = frozenset()) -> tuple[Pass, ...]:
-    """Attention in the form that the policy takes, weights where they are looked for, then fp16."""
-    lift, to_half = (
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        ToFloat16(policy, keep),
-    )
-    return (lift, to_half) if policy.attention else (lift, DecomposeAttention(), to_half)
+    """Weights where they are looked for, norms folded into them, attention as the policy takes it, then fp16."""
+    passes: list[Pass] = [LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)]
+    if policy.maps:
+        passes.append(FoldAffine())
+    if not policy.attention:
+        passes.append(DecomposeAttention())
+    return (*passes, ToFloat16(policy, keep))
 
 
 def half_layers(model: ir.Model, policy: Policy = HALF) -> dict[str, int]:
