@@ -18,7 +18,7 @@ from alula.engines import backend
 from alula.engines.torch import reference
 from alula.families import describe, open_checkpoint
 from alula.local import local_engine
-from alula.prove import BenchRequest, bench_bundles, checkpoint_of, verify_bundle
+from alula.prove import BenchRequest, VerifyRequest, bench_bundles, checkpoint_of, verify_bundle
 
 NARROW = {"batch": Range(1, 2, 4), "length": Range(2, 16, 64)}
 """Less to compare and to measure than by default, and so quicker."""
@@ -68,20 +68,20 @@ def test_one_that_disagrees_with_the_stored_outputs_is_refused_and_not_kept(
 
 def test_without_the_checkpoint_the_stored_outputs_are_the_reference(tmp_path: Path) -> None:
     bundle = Bundle.open(served.make_bundle(tmp_path / "b"))
-    proved = verify_bundle(bundle, "auto", None, Silent())
+    proved = verify_bundle(bundle, VerifyRequest(reference="auto"), Silent())
     assert proved.verified
     assert {check.reference for check in proved.checks} == {"pytorch"}
     assert Bundle.open(proved.root).checks == proved.checks
     with pytest.raises(
         InputError, match=r"'golden' needs the checkpoint.*--model.*stored outputs \(pytorch\)"
     ):
-        verify_bundle(bundle, "golden", None, Silent())
+        verify_bundle(bundle, VerifyRequest(reference="golden"), Silent())
 
 
 def test_verify_keeps_a_failure_in_the_bundle(tmp_path: Path) -> None:
     bundle = Bundle.open(served.make_bundle(tmp_path / "b", reference=-7.0))
     assert bundle.verified
-    assert not verify_bundle(bundle, "auto", None, Silent()).verified
+    assert not verify_bundle(bundle, VerifyRequest(reference="auto"), Silent()).verified
     assert not Bundle.open(bundle.root).verified
 
 
@@ -104,7 +104,7 @@ def test_evidence_never_gets_weaker(tmp_path: Path, minilm_folder: Path) -> None
         reference="golden",
     )
     bundle = build(request, Silent()).bundle
-    proved = verify_bundle(bundle, "own-graph", None, Silent())
+    proved = verify_bundle(bundle, VerifyRequest(reference="own-graph"), Silent())
     assert proved.verified
     assert {check.reference for check in proved.checks} == {"golden", "own-graph"}
 

@@ -40,9 +40,6 @@ PROCESSOR_FILES = ("preprocessor_config.json",)
 
 REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
 
-BUDGET = 0.004
-"""The share that may be lost on the user's rows where nothing else is said."""
-
 STORED_BYTES = 4 << 20
 """Sample feeds and reference outputs that a bundle carries at most, so that it can check itself elsewhere."""
 
@@ -234,7 +231,7 @@ def _promise(request: BuildRequest, resolved: Resolved) -> Promise | None:
     """What may be lost on the user's rows; nothing is promised without any."""
     if resolved.data is None:
         return None
-    from alula.questions import Promise, questions_of  # noqa: PLC0415 - not for a build that comes from the cache
+    from alula.questions import BUDGET, Promise, questions_of  # noqa: PLC0415 - not for a build that comes from the cache
 
     asked = questions_of(resolved.data, resolved.spec, resolved.profile, resolved.checkpoint.root)
     return Promise(

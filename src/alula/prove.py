@@ -13,9 +13,12 @@ from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
 from alula.core.progress import Progress
+from alula.data import read
 from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
 from alula.local import local_engine, self_check
+from alula.questions import BUDGET, Promise, questions_of
+from alula.verify import clauses_for, load_metric
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
 
@@ -31,22 +34,39 @@ class BenchRequest:
     pytorch: bool = True
 
 
-def verify_bundle(bundle: Bundle, wanted: str, model: str | None, progress: Progress) -> Bundle:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyRequest:
+    """What to hold a bundle to: a reference by its name, and the user's rows, with what may be lost on them.
+
+    Without a budget the one that the bundle was built with holds.
+    """
+
+    reference: str = "auto"
+    model: str | None = None
+    data: Path | None = None
+    budget: float | None = None
+    metric: str | None = None
+    skip_bad_rows: bool = False
+
+
+def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) -> Bundle:
     """Compare with the strongest reference at hand, or the one named; the bundle keeps the new checks.
 
-    Where the outputs that the build stored came from a stronger reference, they are compared with as well, so that
-    evidence never gets weaker. Without the checkpoint they are all there is.
+    Where the outputs that the build stored came from a stronger reference, they are compared with as well, and what
+    was found on the user's rows is kept until they are given again, so that evidence never gets weaker. Without the
+    checkpoint the stored outputs are all there is.
     """
     spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
-    checkpoint = checkpoint_of(bundle, model)
+    promise = _promise(bundle, request)
+    checkpoint = checkpoint_of(bundle, request.model)
     evidence: tuple[Evidence, ...] = ()
     if checkpoint is None:
-        _refuse_other(wanted, stored)
+        _refuse_other(request, stored)
     else:
-        reference = choose(wanted, spec)
+        reference = choose(request.reference, spec)
         with progress.phase(f"ask the reference ({reference})"):
-            evidence = gather(reference, checkpoint, spec, profile)
+            evidence = gather(reference, checkpoint, spec, profile, promise)
     with closing(backend_named(engine.backend).open(engine)) as session:
         checks: tuple[Check, ...] = ()
         if not evidence or REFERENCES.index(stored) < REFERENCES.index(evidence[0].reference):
@@ -55,7 +75,34 @@ def verify_bundle(bundle: Bundle, wanted: str, model: str | None, progress: Prog
         if evidence:
             with progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}"):
                 checks += judge_all(evidence, session, spec, profile, precision)
-    return bundle.with_checks(checks)
+    return bundle.with_checks((*(() if promise else _promised(bundle)), *checks))
+
+
+def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
+    """The rows given, to be judged by the budget given, by that of the build, or by the usual one."""
+    if request.data is None:
+        if request.budget is not None or request.metric is not None:
+            raise InputError(
+                "--budget and --metric say what may be lost on your rows; give them with --data PATH"
+            )
+        return None
+    data = read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows)
+    profile = bundle.engine("encoder").plan.profile
+    built_with: float = bundle.manifest.promise.get("budget", BUDGET)
+    return Promise(
+        questions=questions_of(data, bundle.model, profile, bundle.processor),
+        budget=built_with if request.budget is None else request.budget,
+        metric=None if request.metric is None else load_metric(request.metric, Path.cwd()),
+    )
+
+
+def _promised(bundle: Bundle) -> tuple[Check, ...]:
+    """What the build, or the last verification with data, found on the user's rows."""
+    clauses = {clause.metric for clause in clauses_for(bundle.model.task, len(bundle.model.labels))}
+    metric = bundle.manifest.promise.get("metric")
+    return tuple(
+        check for check in bundle.checks if check.metric in clauses or check.metric == f"{metric}_drop"
+    )
 
 
 def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:
@@ -139,7 +186,12 @@ def _at_hand(bundle: Bundle) -> families.Checkpoint | None:
     return checkpoint if checkpoint.digest == bundle.model.digest else None
 
 
-def _refuse_other(wanted: str, stored: str) -> None:
+def _refuse_other(request: VerifyRequest, stored: str) -> None:
+    wanted = request.reference
+    if request.data is not None:
+        raise InputError(
+            "what is lost on your rows is seen beside the checkpoint, which is not at hand: name it with --model"
+        )
     if wanted not in {"auto", stored}:
         raise InputError(
             f"reference {wanted!r} needs the checkpoint, which is not at hand: name it with --model; "

@@ -33,6 +33,9 @@ from alula.core.tensor import Feeds
 from alula.data import Dataset, Example
 from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
 
+BUDGET = 0.004
+"""The share that may be lost on the user's rows where nothing else is said."""
+
 BATCH = 8
 
 CELLS = 1024

@@ -16,6 +16,13 @@ from alula.core.words import POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
 
+DATA = (
+    "Your rows, with labels or without, that the model is judged on: JSONL, text, CSV, Parquet or a folder."
+)
+BUDGET = "The share of the task that may be lost on them, such as 0.4% or 0.004."
+METRIC = "A function of your own that judges in place of the task's metric."
+SKIP = "Leave out rows that cannot be used; otherwise one of them refuses the data."
+
 
 def build(
     model: str = typer.Argument(help="A HuggingFace folder or hub id.", show_default=False),
@@ -32,24 +39,11 @@ def build(
         "Eight bits need --data.",
     ),
     data: Path | None = typer.Option(
-        None,
-        metavar="PATH",
-        help="Your rows, with labels or without: JSONL, text, CSV, a folder. int8 is calibrated on them, and every "
-        "precision judged.",
-        show_default=False,
+        None, metavar="PATH", help=f"{DATA} int8 is calibrated on them.", show_default=False
     ),
-    budget: str | None = typer.Option(
-        None, metavar="SHARE", help="What may be lost on these rows.", show_default="0.4% with --data"
-    ),
-    metric: str | None = typer.Option(
-        None,
-        metavar="MODULE:FUNCTION",
-        help="A metric of your own in place of the task's.",
-        show_default=False,
-    ),
-    skip_bad_rows: bool = typer.Option(
-        False, "--skip-bad-rows", help="Leave rows out that cannot be used; otherwise one refuses the file."
-    ),
+    budget: str | None = typer.Option(None, metavar="SHARE", help=BUDGET, show_default="0.4% with --data"),
+    metric: str | None = typer.Option(None, metavar="MODULE:FUNCTION", help=METRIC, show_default=False),
+    skip_bad_rows: bool = typer.Option(False, "--skip-bad-rows", help=SKIP),
     task: str | None = typer.Option(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
     ),
@@ -156,6 +150,8 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
         return
     print_checks(bundle.checks)
     print_rungs(bundle)
+    if bundle.manifest.promise:
+        print(f"promise: {promised(bundle)}")
     engine = bundle.engine("encoder")
     print(
         f"{bundle.root}: {bundle.model.name}, {bundle.model.task}, {engine.graph.precision} on {engine.target}, "
@@ -196,6 +192,18 @@ def loss_and_limit(rung: Rung) -> tuple[str, str]:
     return f"{first.metric} {number(first.worst)}", (">= " if first.higher_is_better else "<= ") + number(
         first.limit
     )
+
+
+def promised(bundle: Bundle) -> str:
+    """What may be lost, by which metric, on which rows, and what int8 was calibrated with."""
+    promise = bundle.manifest.promise
+    data, calibration = promise["data"], promise.get("calibration")
+    left = f", {data['skipped']} left out" if data["skipped"] else ""
+    labels = "labelled" if data["labelled"] else "without labels"
+    metric = f" by {promise['metric']}" if promise.get("metric") else ""
+    share, rows = f"{100 * promise['budget']:g} %", f"{data['rows']} rows of {data['file']}"
+    words = f"at most {share} lost{metric} on {rows} ({labels}{left})"
+    return words + (f"; int8 calibrated on all of them ({calibration['method']})" if calibration else "")
 
 
 def verdict(bundle: Bundle) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from alula.bundles import Bundle, check_to_json
-from alula.cli.build import print_rungs, verdict
+from alula.cli.build import print_rungs, promised, verdict
 from alula.cli.console import print_checks, print_json, print_rows
 
 
@@ -37,12 +37,13 @@ def facts(bundle: Bundle) -> list[tuple[str, str]]:
         ("task", model.task + (f", {model.pooling} pooling" if model.pooling else "")),
         ("normalised", "yes" if model.normalize else "no"),
         ("labels", ", ".join(model.labels[:8]) + (" ..." if len(model.labels) > 8 else "") or "none"),
-        ("takes", f"{model.max_length} tokens at most"),
+        ("takes", f"{model.max_length} tokens at most" if model.reads_text else "images"),
         ("engine", f"{engine.backend}, {engine.graph.precision}, built for {engine.target}"),
         ("graph", f"{engine.graph.nodes} nodes, opset {engine.graph.opset}"),
         ("profile", ", ".join(f"{axis} {sizes}" for axis, sizes in engine.plan.profile.axes.items())),
         ("size", f"{size / 1e6:.1f} MB in {len(bundle.manifest.files)} files"),
         ("built on", f"{built_on.get('cpu', '?')}, {built_on.get('system', '?')}"),
+        ("promise", promised(bundle) if bundle.manifest.promise else "none"),
         ("verdict", verdict(bundle)),
     ]
-    return [row for row in rows if row != ("labels", "none")]
+    return [row for row in rows if row[1] != "none"]
