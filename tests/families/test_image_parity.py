@@ -41,7 +41,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("resnet", {"downsample_in_first_stage": True, "hidden_act": "swish"}),
     ("efficientnet", {}),
     ("efficientnet", {"hidden_act": "relu6", "batch_norm_eps": 0.3}),
-    ("efficientnet", {"depthwise_padding": [1, 3], "depth_coefficient": 1.6}),
+    ("efficientnet", {"depthwise_padding": [2, 5], "depth_coefficient": 1.6}),
     ("efficientnet", {"pooling_type": "max", "squeeze_expansion_ratio": 0.01}),
     ("efficientnet", {"width_coefficient": 0.6, "depth_divisor": 4, "hidden_dim": 768}),
 ]
@@ -67,8 +67,11 @@ def make(folder: Path, model_type: str, seed: int = 0, **changes: Any) -> Any:
     model = transformers.AutoModelForImageClassification.from_config(config)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith("running_var"):
+            if name.endswith("running_var") or (tensor.dim() == 1 and name.endswith("weight")):
                 tensor.uniform_(0.5, 2)
+            elif tensor.dim() == 4:
+                # As wide as keeps the differences between images alive through all layers.
+                tensor.normal_(0, (2 / tensor[0].numel()) ** 0.5)
             elif not name.endswith("num_batches_tracked"):
                 tensor.add_(torch.randn_like(tensor) * 0.1)
     model.save_pretrained(folder)
@@ -121,7 +124,8 @@ def test_a_written_graph_equals_transformers(
     for count in (1, 3):
         pixels = images(count, height, width, seed=count)
         found, expected = graph.run(pixels), told(model, pixels)
-        assert np.ptp(expected, axis=1).min() > 1e-3
+        # A network that said the same of all images would prove little.
+        assert count == 1 or np.ptp(expected, axis=0).min() > 0.01
         assert farthest(found, expected) <= LIMIT
 
 
