@@ -4,7 +4,17 @@ from onnx_ir import Model
 
 from alula.graphs.engines import passes_for
 from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
-from alula.graphs.quantize import channel_axes, costs, layers, observe, quantize, smoothing_for, switchable
+from alula.graphs.quantize import (
+    channel_axes,
+    costs,
+    layers,
+    observe,
+    pack_int4,
+    quantize,
+    scheme_for,
+    smoothing_for,
+    switchable,
+)
 from alula.graphs.rewrite import Pass, rewrite
 from alula.graphs.save import load, save
 
@@ -19,10 +29,12 @@ __all__ = [
     "load",
     "observe",
     "observe_magnitudes",
+    "pack_int4",
     "passes_for",
     "quantize",
     "rewrite",
     "save",
+    "scheme_for",
     "smoothing_for",
     "switchable",
 ]

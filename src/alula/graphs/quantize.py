@@ -13,6 +13,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 from alula.core.errors import InputError
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.layers import activations, cost, is_convolution, layers_of, read_by, result_of
+from alula.graphs.passes.pack import PackInt4
 from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
 from alula.graphs.passes.split import SplitGemm
@@ -120,3 +121,11 @@ def costs(model: ir.Model) -> dict[str, int]:
     """Multiplications of each layer per row and token: what it costs to keep it."""
     prepared = rewrite(model, _PREPARED)
     return {str(node.name): cost(node) for node in layers_of(prepared)}
+
+
+def pack_int4(model: ir.Model, *, keep: frozenset[str] = frozenset(), smoothing: Factors = _NONE) -> ir.Model:
+    """A copy whose linears, those named in `keep` excepted, read their weights from four bits; all else is fp32.
+
+    Smoothing moves precision to the channels that are large: with it MiniLM loses a quarter less.
+    """
+    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackInt4(keep)])

@@ -152,14 +152,14 @@ def quantize_weight(node: ir.Node, scheme: Scheme) -> None:
     assert old is not None
     most = (1 << (scheme.weight_bits - 1)) - 1
     shape = tensor.shape.numpy()
-    scales = _lazy(
+    scales = lazy(
         edit.graph,
         f"{old.name}_scale",
         FP32,
         shape[axis : axis + 1],
         lambda: _scales(tensor.numpy(), axis, most),
     )
-    small = _lazy(edit.graph, f"{old.name}_int8", INT8, shape, lambda: _rounded(tensor.numpy(), axis, most))
+    small = lazy(edit.graph, f"{old.name}_int8", INT8, shape, lambda: _rounded(tensor.numpy(), axis, most))
     restored = edit.op("DequantizeLinear", small, scales, dtype=FP32, axis=axis)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
     restored.shape = ir.Shape(shape)
@@ -169,9 +169,10 @@ def quantize_weight(node: ir.Node, scheme: Scheme) -> None:
         edit.graph.initializers.pop(str(old.name))
 
 
-def _lazy(
+def lazy(
     graph: ir.Graph, name: str, dtype: ir.DataType, shape: Sequence[int], array: Callable[[], NDArray[Any]]
 ) -> ir.Value:
+    """A new initializer that is computed when the model is saved."""
     tensor = ir.LazyTensor(lambda: ir.tensor(array()), dtype=dtype, shape=ir.Shape(shape), name=name)
     return weight(graph, name, tensor)
 
