@@ -162,7 +162,7 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
     for given, option in ((request.budget, "--budget"), (request.metric, "--metric")):
         if given is not None:
             raise InputError(f"{option} says what may be lost on your rows; give them with --data FILE")
-    possible = tuple(precision for precision in precisions if precision not in CALIBRATED)
+    possible = tuple(p for p in precisions if p not in CALIBRATED and not p.endswith("-mixed"))
     if not possible:
         raise InputError(
             f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
@@ -208,6 +208,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         draft=draft,
         evidence=evidence,
         calibration=calibration,
+        beyond=_beyond_fp16(resolved, evidence, promise, progress),
     )
     climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions)
     taken, rungs = climbed.choose()
@@ -251,6 +252,21 @@ def _calibration(
 
     with progress.phase(f"calibrate on {len(promise.questions.rows)} rows"):
         return calibrate(resolved.checkpoint, resolved.spec, promise.questions, use_cache=request.use_cache)
+
+
+def _beyond_fp16(
+    resolved: Resolved, evidence: tuple[Evidence, ...], promise: Promise | None, progress: Progress
+) -> frozenset[str]:
+    """What does not fit into fp16, by all samples and all of the user's rows."""
+    if not any(precision.startswith("fp16") for precision in resolved.precisions):
+        return frozenset()
+    from alula.calibrate import beyond_fp16  # noqa: PLC0415 - not for a build that comes from the cache
+
+    feeds = [sample.feeds for sample in evidence[0].samples]
+    with progress.phase("measure what leaves the range of fp16"):
+        return beyond_fp16(
+            resolved.checkpoint, resolved.spec, [*feeds, *(promise.questions if promise else ())]
+        )
 
 
 def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:

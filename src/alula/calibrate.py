@@ -85,6 +85,18 @@ def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
     return calibration
 
 
+def beyond_fp16(checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterable[Feeds]) -> frozenset[str]:
+    """Names of the nodes that fp16 must leave in fp32, from the largest magnitudes over all these calls."""
+    model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"))
+    largest = dict.fromkeys(names, 0.0)
+    with running(model, profile_over(spec, feeds)) as session:
+        for call in feeds:
+            outputs = session.run(call)
+            for name in names:
+                largest[name] = max(largest[name], float(outputs[name]))
+    return graphs.beyond_fp16(families.write(checkpoint, spec, "encoder"), largest)
+
+
 def save(calibration: Calibration, path: Path) -> None:
     """Write it as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,11 +201,10 @@ class Observation:
 
     def smoothing(self) -> Mapping[str, tuple[float, ...]]:
         """What channels are to be divided by, from how large each gets."""
-        amplitudes = Amplitudes()
+        model = families.write(self.checkpoint, self.spec, "encoder")
+        amplitudes = Amplitudes(graphs.channel_axes(model))
         self.into(amplitudes, {})
-        found = graphs.smoothing_for(
-            families.write(self.checkpoint, self.spec, "encoder"), amplitudes.sizes()
-        )
+        found = graphs.smoothing_for(model, amplitudes.sizes())
         return {name: tuple(factors) for name, factors in found.items()}
 
     def into(self, sink: Sink, smoothing: Mapping[str, Sequence[float]]) -> None:

@@ -9,11 +9,8 @@ from alula.bench import Measured
 from alula.bundles import Rung
 from alula.core.errors import InputError
 from alula.core.progress import Progress
-from alula.evidence import Evidence
-from alula.mixed import bargains
+from alula.mixed import Search, rebuilt, switched
 from alula.rungs import Candidate, Workshop, choose_rung, fastest, gains, speeds_of
-
-MIXED = "int8-mixed"
 
 ATTEMPTS = 4
 """Mixed engines that are compiled at most: the target may round a little differently from the graph of the search."""
@@ -45,17 +42,16 @@ class Ladder:
     measured: Measured | None = None
 
     def climb(self, precisions: Sequence[str]) -> Climbed:
-        """Try these precisions, highest first; the mixed one last, and beside others only where it can win."""
+        """Try these precisions, highest first; mixed ones last, and beside others only where they can win."""
         interrupted = False
         waiting = list(precisions)
         try:
-            for precision in precisions:
-                if precision != MIXED:
+            for precision in sorted(precisions, key=_is_mixed):
+                if _is_mixed(precision):
+                    self._mix(precision)
+                else:
                     self.candidates.append(self.workshop.candidate(precision, self.progress))
-                    waiting.remove(precision)
-            if MIXED in precisions:
-                self._mix()
-                waiting.remove(MIXED)
+                waiting.remove(precision)
         except KeyboardInterrupt:
             if not self.candidates:
                 raise
@@ -72,33 +68,45 @@ class Ladder:
             interrupted=interrupted,
         )
 
-    def _mix(self) -> None:
-        """Find which layers to keep out of int8, unless that cannot win."""
-        if self.candidates and (reason := _spared(self.candidates, self._measured())):
-            self.others.append(_untried(MIXED, reason))
+    def _mix(self, precision: str) -> None:
+        """Find which layers to keep in a higher precision, unless that cannot win."""
+        if self.candidates and (reason := _spared(precision, self.candidates, self._measured())):
+            self.others.append(_untried(precision, reason))
             return
-        proved = next(item for item in self.workshop.evidence if item.promise is not None)
-        with self.progress.phase("search the layers to keep out of int8"):
-            layers, count = self._bargains(proved)
+        low = _plain(precision)
+        with self.progress.phase(f"search the layers to keep out of {low}"):
+            layers, count = self._bargains(low)
         for attempt in range(ATTEMPTS):
             if count >= len(layers):
                 break
-            kept = frozenset(layers[:count])
-            candidate = self.workshop.candidate(MIXED, self.progress, kept)
+            candidate = self.workshop.candidate(precision, self.progress, frozenset(layers[:count]))
             if candidate.passed or attempt == ATTEMPTS - 1:
                 self.candidates.append(candidate)
                 return
             self.workshop.discard(candidate)
             count += max(1, len(layers) // 12)
-        self.others.append(_untried(MIXED, f"all {len(layers)} layers would have to be kept out of int8"))
-
-    def _bargains(self, proved: Evidence) -> tuple[tuple[str, ...], int]:
-        shop = self.workshop
-        assert proved.promise is not None
-        assert shop.calibration is not None
-        return bargains(
-            shop.checkpoint, shop.spec, shop.calibration, proved.promise, proved.promised, proved.reference
+        self.others.append(
+            _untried(precision, f"all {len(layers)} layers would have to be kept out of {low}")
         )
+
+    def _bargains(self, low: str) -> tuple[tuple[str, ...], int]:
+        shop = self.workshop
+        proved = next(item for item in shop.evidence if item.promise is not None)
+        assert proved.promise is not None
+        asked = shop.checkpoint, shop.spec
+        if low == "fp16":
+            opened = rebuilt(*asked, shop.beyond, proved.promise)
+        else:
+            assert shop.calibration is not None
+            opened = switched(*asked, shop.calibration, proved.promise, shop.backend.name)
+        with opened as (lowered, costs):
+            search = Search(
+                promise=proved.promise,
+                expected=proved.promised,
+                reference=proved.reference,
+                lowered=lowered,
+            )
+            return search.bargains(costs)
 
     def _measured(self) -> Measured:
         """The speeds of the candidates so far; measured again, all together, when one was added."""
@@ -109,20 +117,28 @@ class Ladder:
         return self.measured
 
 
-def _spared(candidates: Sequence[Candidate], measured: Measured) -> str:
-    """Why the mixed rung need not be searched; empty if it must. Pure."""
+def _is_mixed(precision: str) -> bool:
+    return precision.endswith("-mixed")
+
+
+def _plain(precision: str) -> str:
+    """The precision that a mixed one keeps layers out of."""
+    return precision.removesuffix("-mixed")
+
+
+def _spared(precision: str, candidates: Sequence[Candidate], measured: Measured) -> str:
+    """Why a mixed rung need not be searched; empty if it must. Pure."""
     speeds = speeds_of(candidates, measured)
-    by_name = {c.precision: c for c in candidates}
-    int8 = by_name.get("int8")
-    best = fastest([c for c in candidates if c is not int8], speeds)
-    if int8 is None:
+    low = next((c for c in candidates if c.precision == _plain(precision)), None)
+    if low is None:
         return ""
-    if int8.passed:
-        return "not searched: int8 is within the limits"
+    best = fastest([c for c in candidates if c is not low], speeds)
+    if low.passed:
+        return f"not searched: {low.precision} is within the limits"
     if best is None:
         return "not searched: not even the highest precision is within the limits"
-    if not gains(int8, best, speeds):
-        return f"not searched: int8 itself is not surely faster than {best.precision}"
+    if not gains(low, best, speeds):
+        return f"not searched: {low.precision} itself is not surely faster than {best.precision}"
     return ""
 
 

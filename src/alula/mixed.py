@@ -1,9 +1,11 @@
-"""Which layers to keep out of int8: each one's effect measured, the cheapest that helps most kept first."""
+"""Which layers to keep in a higher precision: each one's effect measured, the cheapest that helps most kept first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +21,22 @@ from alula.running import profile_over, running
 from alula.verify import judge
 
 ROWS = 64
-"""Rows that one layer's effect is measured on; the prefix that is kept is judged on all rows."""
+"""Rows that one layer's effect is measured on; what is kept in the end is judged on all rows."""
 
 SWITCHES = "quantised"
 """The input of a switchable graph: which layers compute in int8."""
 
+Run: TypeAlias = Callable[[Feeds], Feeds]
+Lowered: TypeAlias = Callable[[frozenset[str]], AbstractContextManager[Run]]
+"""How the model runs when these layers, and no others, compute in the lower precision."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """What one layer in int8 does by itself.
+    """What one layer in the lower precision does by itself.
 
     `strain` is the largest measured loss as a share of its limit, `error` the relative distance of the outputs, which
-    tells layers apart where too few decisions change, and `cost` the work that int8 would have made cheaper.
+    tells layers apart where too few decisions change, and `cost` the work that would have become cheaper.
     """
 
     strain: float
@@ -69,23 +75,18 @@ def fewest(count: int, passes: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What the search asks: a graph whose layers can each be switched to int8, in ONNX Runtime, and the promise."""
+    """What the search asks: the promise, the reference's answers, and the model with some layers lowered."""
 
     promise: Promise
     expected: Sequence[Feeds]
     reference: Reference
-    session: Session
-    layers: tuple[str, ...]
+    lowered: Lowered
 
-    def given(self, calls: Sequence[int], quantised: frozenset[str]) -> list[Feeds]:
-        """Answers to some calls with these layers in int8."""
-        flags: NDArray[np.bool_] = np.array([layer in quantised for layer in self.layers])
-        answers: list[Feeds] = []
-        for at in calls:
-            call = self.promise.questions.calls[at]
-            outputs = self.session.run({**self.promise.questions.feeds(call), SWITCHES: flags})
-            answers.append({name: array[: len(call.rows)] for name, array in outputs.items()})
-        return answers
+    def bargains(self, costs: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+        """All layers, the best bargain to keep first, and how many of them to keep for the promise to hold."""
+        calls = self.promise.questions.some(ROWS)
+        ordered = order({layer: self.effect(layer, calls, cost) for layer, cost in costs.items()})
+        return ordered, fewest(len(ordered), lambda kept: self.passes(frozenset(ordered[kept:])))
 
     def effect(self, layer: str, calls: Sequence[int], cost: int) -> Effect:
         """What this layer alone does, on some calls."""
@@ -97,41 +98,68 @@ class Search:
         checks = [verdict.check for verdict in verdicts]
         return Effect(strain=strain(checks), error=_distance(expected, given), cost=max(cost, 1))
 
-    def passes(self, quantised: frozenset[str]) -> bool:
-        """Whether the promise holds over all calls with these layers in int8."""
-        calls = range(len(self.promise.questions.calls))
-        checks = self.promise.judge(self.expected, self.given(calls, quantised), self.reference)
+    def passes(self, layers: frozenset[str]) -> bool:
+        """Whether the promise holds over all calls with these layers lowered."""
+        given = self.given(range(len(self.promise.questions.calls)), layers)
+        checks = self.promise.judge(self.expected, given, self.reference)
         return bool(checks) and all(check.passed for check in checks)
 
+    def given(self, calls: Sequence[int], layers: frozenset[str]) -> list[Feeds]:
+        """Answers to some calls with these layers lowered."""
+        asked, answers = self.promise.questions, []
+        with self.lowered(layers) as run:
+            for at in calls:
+                call = asked.calls[at]
+                outputs = run(asked.feeds(call))
+                answers.append({name: array[: len(call.rows)] for name, array in outputs.items()})
+        return list(answers)
 
-def bargains(  # noqa: PLR0913, PLR0917 - six, which is as many as a function may have here
-    checkpoint: families.Checkpoint,
-    spec: ModelSpec,
-    calibration: Calibration,
-    promise: Promise,
-    expected: Sequence[Feeds],
-    reference: Reference,
-) -> tuple[tuple[str, ...], int]:
-    """All layers, the best bargain to keep first, and how many of them have to be kept for the promise to hold."""
+
+@contextmanager
+def switched(
+    checkpoint: families.Checkpoint, spec: ModelSpec, calibration: Calibration, promise: Promise, engine: str
+) -> Iterator[tuple[Lowered, Mapping[str, int]]]:
+    """The model with layers in int8 as `engine` has them, all in one graph behind switches; and each layer's cost."""
     model = families.write(checkpoint, spec, "encoder")
-    costs, layers = graphs.costs(model), graphs.layers(model)
-    switchable = graphs.switchable(model, calibration.ranges, smoothing=calibration.smoothing)
+    switchable = graphs.switchable(
+        model, calibration.ranges, smoothing=calibration.smoothing, scheme=graphs.scheme_for(engine)
+    )
     with running(switchable, profile_over(spec, promise.questions)) as session:
-        search = Search(
-            promise=promise, expected=expected, reference=reference, session=session, layers=layers
-        )
-        calls = promise.questions.some(ROWS)
-        effects = {layer: search.effect(layer, calls, costs[layer]) for layer in layers}
-        ordered = order(effects)
-        count = fewest(len(ordered), lambda kept: search.passes(frozenset(ordered[kept:])))
-    return ordered, count
+        yield _switches(session, graphs.layers(model)), graphs.costs(model)
+
+
+def _switches(session: Session, layers: Sequence[str]) -> Lowered:
+    @contextmanager
+    def lowered(chosen: frozenset[str]) -> Iterator[Run]:
+        flags: NDArray[np.bool_] = np.array([layer in chosen for layer in layers])
+        yield lambda feeds: session.run({**feeds, SWITCHES: flags})
+
+    return lowered
+
+
+@contextmanager
+def rebuilt(
+    checkpoint: families.Checkpoint, spec: ModelSpec, beyond: frozenset[str], promise: Promise
+) -> Iterator[tuple[Lowered, Mapping[str, int]]]:
+    """The model with layers in fp16, a graph for every choice of them; and what each layer costs."""
+    costs = graphs.half_layers(families.write(checkpoint, spec, "encoder"))
+    profile = profile_over(spec, promise.questions)
+
+    @contextmanager
+    def lowered(chosen: frozenset[str]) -> Iterator[Run]:
+        keep = beyond | (frozenset(costs) - chosen)
+        model = families.write(checkpoint, spec, "encoder")
+        with running(
+            graphs.rewrite(model, graphs.passes_for("onnxruntime", "fp16", keep=keep)), profile
+        ) as session:
+            yield session.run
+
+    yield lowered, costs
 
 
 def strain(checks: Sequence[Check]) -> float:
     """The largest loss as a share of its limit; infinite where there is nothing to judge, or NaN."""
-    if not checks:
-        return float("inf")
-    return max(_share(check) for check in checks)
+    return max((_share(check) for check in checks), default=float("inf"))
 
 
 def _share(check: Check) -> float:

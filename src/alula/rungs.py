@@ -52,7 +52,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """What every candidate of one build has in common; `calibration` is what int8 needs."""
+    """What every candidate of one build has in common.
+
+    `calibration` is what int8 needs, `beyond` are the nodes that fp16 must leave alone: values there do not fit.
+    """
 
     checkpoint: families.Checkpoint
     spec: ModelSpec
@@ -62,6 +65,7 @@ class Workshop:
     draft: Draft
     evidence: tuple[Evidence, ...]
     calibration: Calibration | None = None
+    beyond: frozenset[str] = NO_LAYERS
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
@@ -77,8 +81,9 @@ class Workshop:
             closing(self.backend.open(engine)) as session,
         ):
             checks = judge_all(self.evidence, session, self.spec, self.profile, precision)
+        kept = keep | self.beyond if precision.startswith("fp16") else keep
         return Candidate(
-            precision=precision, graph=graph, engine=engine, checks=checks, kept=tuple(sorted(keep))
+            precision=precision, graph=graph, engine=engine, checks=checks, kept=tuple(sorted(kept))
         )
 
     def written(self, precision: str, keep: frozenset[str]) -> graphs.Model:
@@ -88,8 +93,11 @@ class Workshop:
         if precision.startswith("int8"):
             assert self.calibration is not None
             ranges, smoothing = self.calibration.ranges, self.calibration.smoothing
-            model = graphs.quantize(model, ranges, smoothing=smoothing, keep=keep)
-        return graphs.rewrite(model, graphs.passes_for(self.backend.name, precision, self.opset))
+            scheme = graphs.scheme_for(self.backend.name)
+            model = graphs.quantize(model, ranges, smoothing=smoothing, keep=keep, scheme=scheme)
+            keep = NO_LAYERS
+        passes = graphs.passes_for(self.backend.name, precision, self.opset, keep=keep | self.beyond)
+        return graphs.rewrite(model, passes)
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
