@@ -43,6 +43,9 @@ BROAD = Policy(bias=True, activation=True, tables=True)
 # The tables take the file from 69 MB to 46 MB.
 FUSED = Policy(bias=True, activation=True, residual=True, scores=True, tables=True)
 # fp16 ends at 65504. Sums that a network carries from layer to layer outgrow it, and so do squares in norms.
+# Rounded after every node, in ONNX Runtime: MiniLM, 16 texts of 3 to 182 tokens, worst and mean of 1 - cosine 6.6e-7
+# and 3.6e-7; EfficientNet-lite0 gives 63 of 64 photographs the class of fp32, open_nsfw 64 of 64; a recogniser
+# (PP-OCRv4) reads 48 of 48 lines the same. Nothing of theirs measures above 200.
 HALF = Policy(bias=True, activation=True, maps=True, tables=True)
 # For compilers with a kernel for attention: TensorRT from 10.14 on, TensorRT-RTX. They refuse `softmax_precision`.
 WHOLE_ATTENTION = replace(HALF, attention=True)
