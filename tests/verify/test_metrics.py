@@ -16,6 +16,16 @@ def test_equal_rows_have_cosine_one_and_no_difference() -> None:
     assert metrics.differences(ROWS, ROWS).tolist() == [0.0] * 5
 
 
+def test_the_error_of_a_line_is_the_mean_over_its_steps() -> None:
+    lines = np.zeros((2, 4, 3))
+    other = lines.copy()
+    other[1, 2] = (0.2, -0.6, 0.1)
+    assert metrics.step_differences(lines, other) == pytest.approx([0, 0.15])
+    assert metrics.step_differences(lines, other, scale=3.0) == pytest.approx([0, 0.05])
+    other[0, 3, 1] = np.nan
+    assert np.isnan(metrics.step_differences(lines, other)).tolist() == [True, False]
+
+
 def test_the_one_component_that_differs_is_found() -> None:
     other = ROWS.copy()
     other[2, 4] += 0.5

@@ -85,7 +85,7 @@ def read(file: Path) -> ir.Model:
 
 def is_onnx(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint is such a file."""
-    return checkpoint.root.suffix == ENDING
+    return checkpoint.root.is_file()
 
 
 def original(checkpoint: Checkpoint) -> Original:

@@ -150,6 +150,7 @@ _JUDGES: Mapping[str, Judge] = {
     "token_label_agreement": lambda a, b, mask, limits, scale: metrics.label_agreements(
         a[mask], b[mask], limits.tie * scale
     ),
+    "step_error": lambda a, b, mask, limits, scale: metrics.step_differences(a, b, scale),
     "step_label_agreement": lambda a, b, mask, limits, scale: metrics.label_agreements(
         _steps(a), _steps(b), limits.tie * scale
     ),

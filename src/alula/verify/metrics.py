@@ -48,6 +48,15 @@ def differences(reference: Floats, candidate: Floats, scale: float = 1.0) -> Flo
     return largest
 
 
+def step_differences(reference: Floats, candidate: Floats, scale: float = 1.0) -> Floats:
+    """Per row, the mean over its steps of the largest absolute difference of a step, in units of `scale`."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(reference - candidate) / scale
+    steps = apart.reshape(len(apart), apart.shape[1], -1).max(axis=2, initial=0.0)
+    means: Floats = steps.mean(axis=1)
+    return means
+
+
 def label_agreements(reference: Floats, candidate: Floats, tie: float) -> Floats:
     """Per row of logits, 1.0 where the candidate's best label is the reference's or ties with it, else 0.0.
 
