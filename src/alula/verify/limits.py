@@ -124,7 +124,7 @@ def limits_of_invariance(precision: str) -> Limits:
 
 
 # Between two characters a recogniser may hold both for equally likely, and one step there moves by far more than any
-# other. PP-OCRv4, 96 drawn lines against its file in ONNX Runtime, largest difference of any step, and of any line's mean
+# other. PP-OCRv4, 96 drawn lines against its file in ONNX Runtime, largest difference of a step, and of a line's mean
 # over its steps: written graph there 7e-6 and 2e-7; openvino fp32 7e-4 and 2e-5; openvino bf16 2e-2 and 5e-4. The mean
 # tells fp32 from what is not, the largest does not.
 def metrics_for(
