@@ -181,6 +181,13 @@ def test_a_graph_without_linears_is_refused(grow: Callable[..., ir.Model]) -> No
         quantize(bare, {})
 
 
+def test_an_opset_without_scales_per_channel_is_refused(model: ir.Model, ranges: Ranges) -> None:
+    old = rewrite(model, [DecomposeAttention(), LowerOpset(17)])
+    old.opset_imports[""] = 12
+    with pytest.raises(InputError, match="opset 12 has no scale per channel; expected 13 or later"):
+        quantize(old, ranges)
+
+
 def test_batch_and_length_stay_free(
     model: ir.Model, ranges: Ranges, run_graph: Runner, tmp_path: Path
 ) -> None:
