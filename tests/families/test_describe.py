@@ -300,12 +300,12 @@ def test_what_no_graph_would_honour_is_refused_by_name(told: Told, config: dict[
     ("config", "text"),
     [
         (
-            {"model_type": "vit", "image_size": 224, "patch_size": 16},
-            "BertModel .model type 'vit'. reads images",
+            {"model_type": "beit", "image_size": 224, "patch_size": 16},
+            "BertModel .model type 'beit'. reads images",
         ),
         ({"model_type": "clip", "vision_config": {"image_size": 224}}, "model type 'clip'. reads images"),
         (
-            {"model_type": "dinov2", "architectures": ["Dinov2ForImageClassification"]},
+            {"model_type": "ijepa", "architectures": ["IJepaForImageClassification"]},
             "something else than text",
         ),
         ({"model_type": "swin", "num_channels": 3}, "model type 'swin'. reads images"),

@@ -25,6 +25,13 @@ EFFICIENTNET = {
     "architectures": ["EfficientNetForImageClassification"],
     "id2label": {"0": "cat", "1": "dog"},
 }
+VIT = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    "image_size": [48, 32],
+    "id2label": {"0": "cat", "1": "dog"},
+}
+DINOV2 = {**VIT, "model_type": "dinov2", "architectures": ["Dinov2ForImageClassification"], "image_size": 518}
 SQUARE = {"image_processor_type": "ViTImageProcessor", "size": {"height": 48, "width": 32}}
 Told = Callable[..., ModelSpec]
 
@@ -44,7 +51,7 @@ def told(tmp_path: Path) -> Told:
     return make
 
 
-@pytest.mark.parametrize("config", [RESNET, EFFICIENTNET])
+@pytest.mark.parametrize("config", [RESNET, EFFICIENTNET, VIT, DINOV2])
 def test_a_classifier_of_images_takes_pixels_and_gives_a_logit_per_label(
     told: Told, config: dict[str, Any]
 ) -> None:
@@ -135,6 +142,16 @@ def test_images_of_no_fixed_size_are_refused(told: Told, processor: dict[str, An
         ({**EFFICIENTNET, "kernel_sizes": [3, 3, 4, 3, 5, 5, 3]}, "kernel_sizes: has 4, expected odd"),
         ({**EFFICIENTNET, "depth_divisor": 0}, "depth_divisor: is 0, expected at least 1"),
         ({**EFFICIENTNET, "id2label": {"0": "a", "2": "b"}}, r"id2label has ids \[0, 2\]"),
+        (
+            {**VIT, "image_size": 48},
+            r"config.json.image_size: is 48 x 48; the image processor gives 48 x 32, and positions are interp",
+        ),
+        ({**VIT, "image_size": "48"}, "image_size: is '48', expected a whole number or two"),
+        ({**VIT, "patch_size": 64}, "patch_size: is 64, expected 1 to the size of an image, 48 x 32"),
+        ({**VIT, "num_attention_heads": 7}, "is 7, which does not divide a hidden size of 768"),
+        ({**DINOV2, "use_swiglu_ffn": True}, "use_swiglu_ffn: is true, which no graph is written for"),
+        ({**DINOV2, "image_size": [48, 32]}, r"image_size: is \[48, 32\], expected a square"),
+        ({**DINOV2, "patch_size": 40}, "config.json.patch_size: is 40; images have 48 x 32 pixels"),
         (
             {**RESNET, "architectures": ["ResNetBackbone"]},
             "ResNetBackbone .model type 'resnet'. has no classifier that is known here; expected a "

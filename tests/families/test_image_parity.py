@@ -32,7 +32,15 @@ EFFICIENTNET: dict[str, Any] = {
     "num_block_repeats": [1, 2, 1],
     "expand_ratios": [1, 6, 4],
 }
-BASE = {"resnet": RESNET, "efficientnet": EFFICIENTNET}
+VIT: dict[str, Any] = {
+    **{"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40},
+    **{"image_size": 24, "patch_size": 8, "layer_norm_eps": 1e-6},
+}
+DINOV2: dict[str, Any] = {
+    **{"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "mlp_ratio": 2},
+    **{"image_size": 35, "patch_size": 7, "layerscale_value": 0.5},
+}
+BASE = {"resnet": RESNET, "efficientnet": EFFICIENTNET, "vit": VIT, "dinov2": DINOV2}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("resnet", {}),
     ("resnet", {"layer_type": "basic"}),
@@ -82,6 +90,13 @@ def images(count: int, height: int, width: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).normal(size=(count, 3, height, width)).astype(np.float32)
 
 
+def tell_apart(model: Any, pixels: Floats) -> Floats:
+    """What transformers says, once that differs from image to image: the same of all would prove little."""
+    expected = told(model, pixels)
+    assert len(pixels) == 1 or np.ptp(expected, axis=0).min() > 0.01
+    return expected
+
+
 class Written:
     """The graph of a checkpoint, in ONNX Runtime."""
 
@@ -123,10 +138,31 @@ def test_a_written_graph_equals_transformers(
     assert graph.spec.part("encoder").inputs[0].shape == ("batch", 3, height, width)
     for count in (1, 3):
         pixels = images(count, height, width, seed=count)
-        found, expected = graph.run(pixels), told(model, pixels)
-        # A network that said the same of all images would prove little.
-        assert count == 1 or np.ptp(expected, axis=0).min() > 0.01
-        assert farthest(found, expected) <= LIMIT
+        assert farthest(graph.run(pixels), tell_apart(model, pixels)) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "height", "width"),
+    [
+        ("vit", {}, 24, 24),
+        ("vit", {"image_size": [16, 40], "qkv_bias": False, "hidden_act": "gelu_new"}, 16, 40),
+        ("vit", {"image_size": 27, "layer_norm_eps": 0.1}, 27, 27),
+        ("dinov2", {}, 35, 35),
+        ("dinov2", {"qkv_bias": False, "mlp_ratio": 3}, 21, 21),
+        ("dinov2", {}, 42, 14),
+        ("dinov2", {"image_size": 37}, 36, 65),
+    ],
+)
+def test_a_transformer_over_patches_equals_transformers(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], height: int, width: int
+) -> None:
+    """Positions of other sizes than that of training are interpolated as transformers does it."""
+    model = make(tmp_path, model_type, seed=height, **changes)
+    save_processor(tmp_path, height, width)
+    graph = Written(tmp_path)
+    for count in (1, 3):
+        pixels = images(count, height, width, seed=count)
+        assert farthest(graph.run(pixels), tell_apart(model, pixels)) <= LIMIT
 
 
 def test_the_opset_asked_for_is_the_one_written(tmp_path: Path) -> None:

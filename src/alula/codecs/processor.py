@@ -43,7 +43,12 @@ KINDS: Mapping[str, Kind] = {
     "EfficientNetImageProcessor": Kind(resample=3, square=True, twice=True),
     "ViTImageProcessor": Kind(resample=2, square=True),
 }
-_OF_FAMILY = {"resnet": "ConvNextImageProcessor", "efficientnet": "EfficientNetImageProcessor"}
+_OF_FAMILY = {
+    "dinov2": "BitImageProcessor",
+    "efficientnet": "EfficientNetImageProcessor",
+    "resnet": "ConvNextImageProcessor",
+    "vit": "ViTImageProcessor",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

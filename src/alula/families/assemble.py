@@ -8,12 +8,22 @@ import onnx_ir as ir
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
-from alula.families import bert, distilbert, efficientnet, electra, images, mpnet, pooling, resnet, roberta
+from alula.families import (
+    bert,
+    distilbert,
+    efficientnet,
+    electra,
+    images,
+    mpnet,
+    pooling,
+    resnet,
+    roberta,
+    vision,
+)
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
-from alula.families.convolution import classify
 from alula.families.family import Family
-from alula.families.image_settings import ResNetSettings
+from alula.families.image_settings import EfficientNetSettings, ResNetSettings
 from alula.families.layers import Inputs, linear
 from alula.families.sentence import read_embedding
 from alula.families.settings import read_settings
@@ -61,16 +71,14 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
 
 def _image_classifier(checkpoint: Checkpoint, spec: ModelSpec, part: Part, opset: int) -> ir.Model:
     settings = images.read_settings(spec.family, checkpoint.config)
-    weights, pixels = read_weights(checkpoint.root), graph_input(part.inputs[0])
-    pooling_type = "mean"
+    b, pixels = Builder(read_weights(checkpoint.root), f"{spec.family}."), graph_input(part.inputs[0])
     if isinstance(settings, ResNetSettings):
-        b = Builder(weights, resnet.PREFIX)
-        maps = resnet.encode(b, pixels, settings)
+        features = resnet.encode(b, pixels, settings)
+    elif isinstance(settings, EfficientNetSettings):
+        features = efficientnet.encode(b, pixels, settings)
     else:
-        b, pooling_type = Builder(weights, efficientnet.PREFIX), settings.pooling
-        maps = efficientnet.encode(b, pixels, settings)
-    head, size = images.FAMILIES[spec.family].head, (len(spec.labels), settings.features)
-    logits = classify(b, maps, head, size, pooling_type)
+        features = vision.encode(b, pixels, settings)
+    logits = _logits(b, features, images.FAMILIES[spec.family].head, len(spec.labels), settings.features)
     return b.model([pixels], [b.rename(logits, part.outputs[0])], part.name, opset)
 
 

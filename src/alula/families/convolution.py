@@ -9,7 +9,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from alula.families.builder import Builder
-from alula.families.layers import linear
 from alula.families.weights import Floats
 
 Pads = tuple[int, int, int, int]
@@ -77,12 +76,8 @@ def pointwise(b: Builder, x: ir.Value, name: str, size: tuple[int, int]) -> ir.V
     return b.op("Conv", x, weight, bias, path=name, kernel_shape=(1, 1))
 
 
-def classify(
-    b: Builder, maps: ir.Value, layer: str, size: tuple[int, int], pooling: str = "mean"
-) -> ir.Value:
-    """Logits, [labels, features], of feature maps pooled over all their places."""
+def pool(b: Builder, maps: ir.Value, pooling: str = "mean") -> ir.Value:
+    """Features: the mean or the maximum of feature maps over all their places."""
     # transformers pools EfficientNet with a window as wide as its features, 1280: exported so, OpenVINO refuses it.
     kind = "GlobalMaxPool" if pooling == "max" else "GlobalAveragePool"
-    features = b.op("Flatten", b.op(kind, maps, path="pooler"), path="pooler", axis=1)
-    b.require_rows(f"{layer}.weight", size[0], "the number of labels", head=True)
-    return linear(b, features, layer, size, head=True)
+    return b.op("Flatten", b.op(kind, maps, path="pooler"), path="pooler", axis=1)

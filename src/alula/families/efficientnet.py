@@ -5,15 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from alula.families.builder import Builder
-from alula.families.convolution import Convolution, Pads, convolve, pointwise
+from alula.families.convolution import Convolution, Pads, convolve, pointwise, pool
 from alula.families.image_settings import COLOURS, Block, EfficientNetSettings
 from alula.families.layers import activation
 
-PREFIX = "efficientnet."
-
 
 def encode(b: Builder, pixels: ir.Value, s: EfficientNetSettings) -> ir.Value:
-    """Pixels to feature maps."""
+    """Pixels to features."""
     stem = Convolution(outputs=s.stem, inputs=COLOURS, kernel=3, stride=2, pads=_below_first(3))
     x = convolve(b, pixels, ("embeddings.convolution", "embeddings.batchnorm"), stem, s.epsilon)
     x = activation(b, x, s.activation, "embeddings")
@@ -21,7 +19,7 @@ def encode(b: Builder, pixels: ir.Value, s: EfficientNetSettings) -> ir.Value:
         x = _block(b, x, f"encoder.blocks.{index}", block, s)
     top = Convolution(outputs=s.features, inputs=s.blocks[-1].outputs, kernel=1)
     x = convolve(b, x, ("encoder.top_conv", "encoder.top_bn"), top, s.epsilon)
-    return activation(b, x, s.activation, "encoder.top")
+    return pool(b, activation(b, x, s.activation, "encoder.top"), s.pooling)
 
 
 def _block(b: Builder, x: ir.Value, path: str, block: Block, s: EfficientNetSettings) -> ir.Value:

@@ -40,6 +40,25 @@ _EFFICIENTNET: Mapping[str, Any] = {
     "pooling_type": "mean",
     "batch_norm_eps": 0.001,
 }
+_VIT: Mapping[str, Any] = {
+    "num_channels": COLOURS,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "qkv_bias": True,
+}
+_DINOV2: Mapping[str, Any] = {
+    **_VIT,
+    "patch_size": 14,
+    "mlp_ratio": 4,
+    "layer_norm_eps": 1e-6,
+    "use_swiglu_ffn": False,
+}
 _STEM, _TOP = 32, 1280
 _STAGES = ("kernel_sizes", "in_channels", "out_channels", "strides", "num_block_repeats", "expand_ratios")
 _REDUCTION = 4
@@ -98,7 +117,59 @@ class EfficientNetSettings:
     epsilon: float
 
 
-ImageSettings: TypeAlias = ResNetSettings | EfficientNetSettings
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionSettings:
+    """Sizes and choices of a transformer over patches; `image` is the height and width of training.
+
+    `scaled` layers multiply what they add, `means` puts the mean of the patches beside the first token, and only
+    networks with both interpolate their positions.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    patch: int
+    image: tuple[int, int]
+    activation: str
+    epsilon: float
+    biased: bool
+    scaled: bool
+    means: bool
+
+    @property
+    def square(self) -> tuple[int, int]:
+        """The size of a layer from token states to as many features."""
+        return self.hidden, self.hidden
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many patches an image had in training, down and across."""
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+    @property
+    def positions(self) -> int:
+        """How many patches have a position."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def features(self) -> int:
+        """How many numbers the classifier takes."""
+        return 2 * self.hidden if self.means else self.hidden
+
+    def check_image(self, height: int, width: int) -> None:
+        """Refuse images of a size that there are no positions for."""
+        if min(height, width) < self.patch:
+            raise ManifestError(f"is {self.patch}; images have {height} x {width} pixels", "patch_size")
+        if not self.means and (height, width) != self.image:
+            raise ManifestError(
+                f"is {self.image[0]} x {self.image[1]}; the image processor gives {height} x {width}, "
+                "and positions are interpolated for dinov2 alone",
+                "image_size",
+            )
+
+
+ImageSettings: TypeAlias = ResNetSettings | EfficientNetSettings | VisionSettings
 
 
 def read_resnet(config: Mapping[str, Any]) -> ResNetSettings:
@@ -140,6 +211,56 @@ def read_efficientnet(config: Mapping[str, Any]) -> EfficientNetSettings:
         pooling=raw["pooling_type"],
         epsilon=get(raw, float, "batch_norm_eps"),
     )
+
+
+def read_vit(config: Mapping[str, Any]) -> VisionSettings:
+    """Parse config.json of a ViT."""
+    raw = _with_defaults(_VIT, config)
+    return _vision(raw, get(raw, int, "intermediate_size"), newer=False)
+
+
+def read_dinov2(config: Mapping[str, Any]) -> VisionSettings:
+    """Parse config.json of a DINOv2; its positions are a square."""
+    raw = _with_defaults(_DINOV2, config)
+    if raw["use_swiglu_ffn"]:
+        raise ManifestError("is true, which no graph is written for", "use_swiglu_ffn")
+    settings = _vision(raw, int(get(raw, int, "hidden_size") * get(raw, float, "mlp_ratio")), newer=True)
+    if settings.grid[0] != settings.grid[1]:
+        raise ManifestError(f"is {raw['image_size']!r}, expected a square", "image_size")
+    return settings
+
+
+def _vision(raw: Mapping[str, Any], intermediate: int, *, newer: bool) -> VisionSettings:
+    hidden, heads = get(raw, int, "hidden_size"), get(raw, int, "num_attention_heads")
+    if heads < 1 or hidden % heads:
+        raise ManifestError(
+            f"is {heads}, which does not divide a hidden size of {hidden}", "num_attention_heads"
+        )
+    patch, (height, width) = get(raw, int, "patch_size"), _sides(raw["image_size"])
+    if not 1 <= patch <= min(height, width):
+        raise ManifestError(
+            f"is {patch}, expected 1 to the size of an image, {height} x {width}", "patch_size"
+        )
+    return VisionSettings(
+        hidden=hidden,
+        layers=get(raw, int, "num_hidden_layers"),
+        heads=heads,
+        intermediate=intermediate,
+        patch=patch,
+        image=(height, width),
+        activation=get(raw, str, "hidden_act"),
+        epsilon=get(raw, float, "layer_norm_eps"),
+        biased=get(raw, bool, "qkv_bias"),
+        scaled=newer,
+        means=newer,
+    )
+
+
+def _sides(given: Any) -> tuple[int, int]:
+    sides = given if isinstance(given, list) else [given, given]
+    if len(sides) != 2 or any(type(side) is not int for side in sides):
+        raise ManifestError(f"is {given!r}, expected a whole number or two", "image_size")
+    return sides[0], sides[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

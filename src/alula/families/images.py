@@ -10,7 +10,15 @@ from alula.core.errors import InputError, ManifestError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import TensorSpec
 from alula.families.checkpoint import Checkpoint, architecture_of
-from alula.families.image_settings import COLOURS, ImageSettings, read_efficientnet, read_resnet
+from alula.families.image_settings import (
+    COLOURS,
+    ImageSettings,
+    VisionSettings,
+    read_dinov2,
+    read_efficientnet,
+    read_resnet,
+    read_vit,
+)
 from alula.families.labels import read_labels
 from alula.families.pixels import image_size
 from alula.families.weights import read_weights
@@ -28,10 +36,12 @@ class Described:
 
 
 FAMILIES: Mapping[str, Described] = {
+    "dinov2": Described(read=read_dinov2, head="classifier"),
     "efficientnet": Described(read=read_efficientnet, head="classifier"),
     "resnet": Described(read=read_resnet, head="classifier.1"),
+    "vit": Described(read=read_vit, head="classifier"),
 }
-"""By model type, which is the name of the module that writes it, too."""
+"""By model type."""
 
 
 def read_settings(family: str, config: Mapping[str, Any]) -> ImageSettings:
@@ -47,9 +57,11 @@ def describe_images(checkpoint: Checkpoint, task: str | None, pooling: str | Non
     config = checkpoint.config
     family = str(config["model_type"])
     _check_task(checkpoint, family, task, pooling)
-    read_settings(family, config)
+    settings = read_settings(family, config)
     labels = read_labels(config)
     height, width = image_size(checkpoint.root, family)
+    if isinstance(settings, VisionSettings):
+        _check_image(settings, height, width)
     pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", COLOURS, height, width))
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", len(labels)))
     return ModelSpec(
@@ -66,6 +78,13 @@ def describe_images(checkpoint: Checkpoint, task: str | None, pooling: str | Non
         labels=labels,
         activation="sigmoid" if config.get("problem_type") == "multi_label_classification" else "softmax",
     )
+
+
+def _check_image(settings: VisionSettings, height: int, width: int) -> None:
+    try:
+        settings.check_image(height, width)
+    except ManifestError as error:
+        raise error.under("config.json") from error
 
 
 def _check_task(checkpoint: Checkpoint, family: str, task: str | None, pooling: str | None) -> None:

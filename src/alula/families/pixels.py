@@ -13,7 +13,12 @@ from alula.families.checkpoint import PREPROCESSOR, read_json
 # What an image processor does with its `size`, by the class that is named or that transformers takes for a model type.
 SQUARED = {"ViTImageProcessor", "EfficientNetImageProcessor"}
 SHORTEST = {"ConvNextImageProcessor", "BitImageProcessor"}
-_OF_MODEL = {"resnet": "ConvNextImageProcessor", "efficientnet": "EfficientNetImageProcessor"}
+_OF_MODEL = {
+    "dinov2": "BitImageProcessor",
+    "efficientnet": "EfficientNetImageProcessor",
+    "resnet": "ConvNextImageProcessor",
+    "vit": "ViTImageProcessor",
+}
 _CROPS_ITSELF = "ConvNextImageProcessor"
 _CROPS_UNLESS_TOLD = "BitImageProcessor"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from alula.families.builder import Builder
-from alula.families.convolution import Convolution, convolve
+from alula.families.convolution import Convolution, convolve, pool
 from alula.families.image_settings import COLOURS, ResNetSettings
 from alula.families.layers import activation
 
-PREFIX = "resnet."
-
 
 def encode(b: Builder, pixels: ir.Value, s: ResNetSettings) -> ir.Value:
-    """Pixels to feature maps."""
+    """Pixels to features."""
     stem = "embedder.embedder"
     x = _convolve(b, pixels, stem, Convolution(outputs=s.stem, inputs=COLOURS, kernel=7, stride=2), s)
     x = activation(b, x, s.activation, stem)
@@ -25,7 +23,7 @@ def encode(b: Builder, pixels: ir.Value, s: ResNetSettings) -> ir.Value:
             across = Convolution(outputs=size, inputs=inputs, kernel=1, stride=stride)
             x = _layer(b, x, f"encoder.stages.{stage}.layers.{layer}", across, s)
             inputs, stride = size, 1
-    return x
+    return pool(b, x)
 
 
 def _layer(b: Builder, x: ir.Value, path: str, across: Convolution, s: ResNetSettings) -> ir.Value:

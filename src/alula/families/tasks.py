@@ -123,7 +123,7 @@ def _check_text(config: Mapping[str, Any]) -> None:
         raise InputError(
             f"{named} (model type {_model_type(config)!r}) reads {reads}; "
             "only models that read token ids alone, and classifiers of images of the model types "
-            f"{' and '.join(images.FAMILIES)}, are built so far"
+            f"{', '.join(images.FAMILIES)}, are built so far"
         )
 
 
