@@ -185,3 +185,13 @@ def test_a_checkpoint_without_its_weights_is_refused_when_it_is_written(told: To
 
 def test_the_image_processor_is_part_of_the_digest(told: Told) -> None:
     assert told(RESNET).digest != told(RESNET, {**SQUARE, "do_normalize": False}).digest
+
+
+def test_a_classifier_whose_weights_lack_the_classifier_is_refused(told: Told, tmp_path: Path) -> None:
+    told(RESNET)
+    save_file({"resnet.any": np.zeros((2, 8), np.float32)}, tmp_path / "model.safetensors")
+    for task in (None, "image-classification"):
+        with pytest.raises(
+            InputError, match=r"has no classifier that is known here; expected a ...ForImageCla"
+        ):
+            describe(open_checkpoint(str(tmp_path)), task)
