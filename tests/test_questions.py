@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from alula import families
-from alula.codecs import TextCodec
+from alula.codecs import Row, TextCodec
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.words import TEXT_TASKS
@@ -92,6 +92,7 @@ def test_a_question_keeps_its_words_as_in_serving(tmp_path: Path) -> None:
     (row,) = asked(folder, data([(question, context)]), "question-answering").rows
     codec = TextCodec.open(folder, spec_of(folder, "question-answering"))
     assert row == codec.encode_pair(question, context, only_second=True)
+    assert isinstance(row, Row)
     assert row.sources.count(0) == 5
 
 

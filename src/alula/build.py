@@ -13,6 +13,7 @@ import alula
 from alula import families
 from alula.bundles import Bundle, Cache, Draft, Manifest, Stored, cache_root, writing
 from alula.bundles.digest import of_file, of_sources
+from alula.calibration import METHODS
 from alula.core.check import Reference
 from alula.core.errors import InputError
 from alula.core.machine import cpu_features, installed, machine
@@ -20,7 +21,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds
-from alula.core.words import check_opset, precisions_of
+from alula.core.words import check_opset, choice, precisions_of
 from alula.data import Dataset, read
 from alula.engines import backend as backend_named
 from alula.engines import resolve
@@ -63,6 +64,7 @@ class BuildRequest:
     data: Path | None = None
     budget: float | None = None
     metric: str | None = None
+    calibration: str = "min-max"
     skip_bad_rows: bool = False
     use_cache: bool = True
 
@@ -138,6 +140,7 @@ def resolve_request(request: BuildRequest) -> Resolved:
     precisions = provable(precisions_of(engine, request.precision), request)
     if request.opset is not None:
         check_opset(request.opset)
+    choice("calibration", request.calibration, METHODS)
     checkpoint = families.open_checkpoint(request.model, request.revision)
     spec = families.describe(checkpoint, request.task, request.pooling)
     if request.tokenizer and spec.reads_text:
@@ -246,12 +249,18 @@ def _calibration(
     request: BuildRequest, resolved: Resolved, promise: Promise | None, progress: Progress
 ) -> Calibration | None:
     """Ranges over all of the user's rows, where a precision needs them."""
-    if promise is None or not any(precision.startswith("int8") for precision in resolved.precisions):
+    if promise is None or not CALIBRATED.intersection(resolved.precisions):
         return None
     from alula.calibrate import calibrate  # noqa: PLC0415 - not for a build that comes from the cache
 
     with progress.phase(f"calibrate on {len(promise.questions.rows)} rows"):
-        return calibrate(resolved.checkpoint, resolved.spec, promise.questions, use_cache=request.use_cache)
+        return calibrate(
+            resolved.checkpoint,
+            resolved.spec,
+            promise.questions,
+            method=request.calibration,
+            use_cache=request.use_cache,
+        )
 
 
 def _beyond_fp16(
@@ -334,6 +343,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         "opset": request.opset,
         "data": None if resolved.data is None else resolved.data.digest,
         "budget": request.budget,
+        "calibration": request.calibration,
         "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),
     }

@@ -165,7 +165,7 @@ def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | No
         return _at_hand(bundle)
     built = bundle.model.revision
     checkpoint = families.open_checkpoint(
-        model, "main" if Path(model).is_dir() or built == "local" else built
+        model, "main" if Path(model).exists() or built == "local" else built
     )
     if checkpoint.digest != bundle.model.digest:
         raise InputError(
@@ -176,8 +176,8 @@ def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | No
 
 
 def _at_hand(bundle: Bundle) -> families.Checkpoint | None:
-    """The folder that `build` was given, which may be another one by now, or on another machine."""
-    if not Path(bundle.manifest.source).is_dir():
+    """The folder or file that `build` was given, which may be another one by now, or on another machine."""
+    if not Path(bundle.manifest.source).exists():
         return None
     try:
         checkpoint = families.open_checkpoint(bundle.manifest.source)

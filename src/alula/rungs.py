@@ -96,6 +96,9 @@ class Workshop:
             scheme = graphs.scheme_for(self.backend.name)
             model = graphs.quantize(model, ranges, smoothing=smoothing, keep=keep, scheme=scheme)
             keep = NO_LAYERS
+        if precision == "int4-weights":
+            assert self.calibration is not None
+            model = graphs.pack_int4(model, smoothing=self.calibration.smoothing)
         passes = graphs.passes_for(self.backend.name, precision, self.opset, keep=keep | self.beyond)
         return graphs.rewrite(model, passes)
 

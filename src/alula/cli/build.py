@@ -43,6 +43,11 @@ def build(
     ),
     budget: str | None = typer.Option(None, metavar="SHARE", help=BUDGET, show_default="0.4% with --data"),
     metric: str | None = typer.Option(None, metavar="MODULE:FUNCTION", help=METRIC, show_default=False),
+    calibration: str = typer.Option(
+        "min-max",
+        metavar="METHOD",
+        help="How int8 finds the ranges of activations: min-max, percentile or entropy.",
+    ),
     skip_bad_rows: bool = typer.Option(False, "--skip-bad-rows", help=SKIP),
     task: str | None = typer.Option(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
@@ -105,6 +110,7 @@ def build(
         data=data,
         budget=None if budget is None else parse_budget(budget),
         metric=metric,
+        calibration=calibration,
         skip_bad_rows=skip_bad_rows,
         use_cache=cache,
     )

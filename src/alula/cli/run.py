@@ -35,10 +35,18 @@ def run(
     query: str | None = typer.Option(None, help="For reranking: what the texts are ranked by."),
     question: str | None = typer.Option(None, help="For question answering."),
     context: str | None = typer.Option(None, help="For question answering: where the answer is looked for."),
+    image: list[Path] = typer.Option(
+        [], help="An image's file, for models that read images; can be repeated."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
-    """Run a bundle once on texts given on the command line."""
+    """Run a bundle once on texts or images given on the command line."""
     opened = Bundle.open(bundle)
+    if not opened.model.reads_text or image:
+        show(
+            opened.model, about_images(opened, image, any([text, query, question, context])), as_json=as_json
+        )
+        return 0
     profile = opened.engine("encoder").plan.profile
     spec = within(opened.model, profile)
     codec = TextCodec.open(opened.tokenizer, spec)
@@ -59,12 +67,28 @@ def run(
             for batch in batches
             for one in row_outputs(session.run(fit(batch, spec, profile)), batch, spec)
         ]
-    results = _READ[spec.task](outputs, rows, given, spec)
+    show(spec, _READ[spec.task](outputs, rows, given, spec), as_json=as_json)
+    return 0
+
+
+def show(spec: ModelSpec, results: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """The answers, as a table or as JSON."""
     if as_json:
         print_json("run", results, model=spec.name, task=spec.task)
     else:
         print_rows(f"{spec.name}, {spec.task}", list(results[0]) if results else [""], _cells(results))
-    return 0
+
+
+def about_images(bundle: Bundle, images: Sequence[Path], texts: bool) -> list[dict[str, Any]]:
+    """Answers of a model that reads images, which takes nothing else, and nothing else takes."""
+    task = bundle.model.task
+    if bundle.model.reads_text:
+        raise InputError(f"--image is not for task {task!r}")
+    if texts or not images:
+        raise InputError(f"task {task!r} takes --image FILE, and no texts")
+    from alula.cli.images import answers_of  # noqa: PLC0415 - texts need no Pillow
+
+    return answers_of(bundle, images)
 
 
 class Given:

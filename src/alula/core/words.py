@@ -34,14 +34,18 @@ WRITTEN_OPSET = 23
 
 # Tried, not believed: ONNX Runtime has no bf16 kernels for CPUs and refuses such a graph when it loads it.
 OFFERED: Mapping[str, tuple[Precision, ...]] = {
-    "openvino": ("fp32", "bf16", "int8", "int8-mixed"),
-    "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed"),
+    "openvino": ("fp32", "bf16", "int8", "int8-mixed", "int4-weights"),
+    "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed", "int4-weights"),
     "torch": ("fp32", "bf16"),
     "fake": ("fp32",),
 }
 
-NUMBERS_ONLY: Mapping[str, tuple[Precision, ...]] = {"onnxruntime": ("fp16", "fp16-mixed")}
-"""What an engine computes right but slowly, casting around every kernel: to see a GPU's numbers, not to serve."""
+BY_NAME: Mapping[str, tuple[Precision, ...]] = {
+    "openvino": ("int4-weights",),
+    "onnxruntime": ("fp16", "fp16-mixed", "int4-weights"),
+}
+"""What "auto" does not try. ONNX Runtime computes fp16 right but slowly, casting around every kernel: it shows a GPU's
+numbers. Four-bit weights make files smaller, and no CPU tried faster than int8 does."""
 
 
 def refuse_unless_offered(engine: str, precision: str) -> None:
@@ -71,7 +75,7 @@ def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
     "mixed" stands for those of them that keep some layers in a higher precision.
     """
     choice("precision", wanted, ("auto", "mixed", *PRECISIONS))
-    worthwhile = tuple(p for p in OFFERED[engine] if p not in NUMBERS_ONLY.get(engine, ()))
+    worthwhile = tuple(p for p in OFFERED[engine] if p not in BY_NAME.get(engine, ()))
     if wanted == "auto":
         return worthwhile
     if wanted == "mixed":

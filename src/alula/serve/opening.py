@@ -17,9 +17,10 @@ from alula.local import local_engine
 
 PART = "encoder"
 
-# Not the proof of the bundle, which its checks are, but of this machine: a wrong kernel or a damaged engine
-# is far below, and the loosest precision a bundle may have is far above.
+# Not the proof of the bundle, which its checks are, but of this machine: a wrong kernel or a damaged engine is far
+# below. bf16 is far above; eight bits and four are held to what `verify` asks of them on texts they were not made for.
 ALIKE = 0.98
+ALIKE_CALIBRATED = 0.95
 
 
 def open_bundle(root: Path, threads: int, prove_files: bool) -> Session:
@@ -35,11 +36,13 @@ def open_bundle(root: Path, threads: int, prove_files: bool) -> Session:
         bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
     engine = local_engine(bundle, PART)
     session = backend(engine.backend).open(engine, threads=threads)
-    prove(session, bundle.stored, bundle.model.part(PART), root)
+    calibrated = engine.graph.precision.startswith("int")
+    least = ALIKE_CALIBRATED if calibrated else ALIKE
+    prove(session, bundle.stored, bundle.model.part(PART), root, least)
     return session
 
 
-def prove(session: Session, stored: Stored, part: Part, root: Path) -> None:
+def prove(session: Session, stored: Stored, part: Part, root: Path, least: float = ALIKE) -> None:
     """Run the smallest stored sample and compare with the stored reference; also warms the engine up."""
     if not stored.feeds:
         raise EngineError(f"{root}: no stored sample to try the engine with; build the bundle again")
@@ -51,10 +54,10 @@ def prove(session: Session, stored: Stored, part: Part, root: Path) -> None:
         expected = _real(stored.outputs[at][output.name], stored.feeds[at], output.shape)
         _refuse_nan(output.name, found, expected, root)
         likeness = alike(found, expected)
-        if not likeness >= ALIKE:
+        if not likeness >= least:
             raise EngineError(
                 f"{root}: on this machine {output.name!r} has cosine {likeness:.4f} to the stored reference, "
-                f"expected at least {ALIKE}; build the bundle again here"
+                f"expected at least {least}; build the bundle again here"
             )
 
 

@@ -31,6 +31,10 @@ class Service:
     def __init__(
         self, bundle: Bundle, run: Run, options: ServeOptions, observe: Callable[[str, Ran], None]
     ) -> None:
+        if not bundle.model.reads_text:
+            raise InputError(
+                f"{bundle.root}: models that read images are not served yet; ask with alula run BUNDLE --image FILE"
+            )
         engine = bundle.engine(PART)
         self.bundle = bundle
         self.spec = within(bundle.model, engine.plan.profile)

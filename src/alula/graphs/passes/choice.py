@@ -41,7 +41,7 @@ BROAD = Policy(bias=True, activation=True, tables=True)
 #   norms as well         0.999729 0.999895   3.50 2.92 3.30   OpenVINO converts around a norm either way
 #   its own bf16 mode     0.999737 0.999941   3.81 3.12 3.59
 # The tables take the file from 69 MB to 46 MB.
-FUSED = Policy(bias=True, activation=True, residual=True, scores=True, tables=True)
+FUSED = Policy(bias=True, activation=True, residual=True, scores=True, maps=True, tables=True)
 # fp16 ends at 65504. Sums that a network carries from layer to layer outgrow it, and so do squares in norms.
 # Rounded after every node, in ONNX Runtime: MiniLM, 16 texts of 3 to 182 tokens, worst and mean of 1 - cosine 6.6e-7
 # and 3.6e-7; EfficientNet-lite0 gives 63 of 64 photographs the class of fp32, open_nsfw 64 of 64; a recogniser

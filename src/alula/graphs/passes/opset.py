@@ -26,7 +26,16 @@ _SAME_MEANING = frozenset(
     {
         *("Cast", "CastLike", "Constant", "ConstantOfShape", "Conv", "Cos", "Dropout", "Equal", "Flatten"),
         *("DequantizeLinear", "QuantizeLinear"),
-        *("GlobalAveragePool", "HardSwish", "Identity", "IsInf", "IsNaN", "LpNormalization", "MaxPool"),
+        *(
+            "GlobalAveragePool",
+            "HardSigmoid",
+            "HardSwish",
+            "Identity",
+            "IsInf",
+            "IsNaN",
+            "LpNormalization",
+            "MaxPool",
+        ),
         *(
             "Reshape",
             "Round",
