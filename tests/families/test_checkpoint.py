@@ -151,7 +151,10 @@ def test_what_is_not_a_model_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no config.json; expected a model folder"):
         open_checkpoint(str(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file is a file, expected the folder that holds config.json and the weights, or an ONNX"):
+    with pytest.raises(
+        InputError,
+        match=r"file is a file, expected the folder that holds config.json and the weights, or an ONNX",
+    ):
         open_checkpoint(str(tmp_path / "file"))
 
 
