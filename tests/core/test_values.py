@@ -122,6 +122,7 @@ def test_precisions_are_offered_by_engine_or_refused_by_name() -> None:
     assert precisions_of("onnxruntime", "auto") == ("fp32", "int8", "int8-mixed")
     assert precisions_of("onnxruntime", "fp16-mixed") == ("fp16-mixed",)
     assert precisions_of("openvino", "mixed") == ("int8-mixed",)
+    assert precisions_of("openvino", "int8, fp32,int8") == ("fp32", "int8")
     with pytest.raises(InputError, match="engine 'fake' offers fp32, none of them mixed"):
         precisions_of("fake", "mixed")
     assert precisions_of("openvino", "bf16") == ("bf16",)

@@ -35,8 +35,8 @@ def build(
     target: str = typer.Option("auto", help="auto, cpu, openvino or onnxruntime."),
     precision: str = typer.Option(
         "auto",
-        help="fp32, bf16, fp16, int8, int8-mixed ..., mixed, or auto: the fastest within the limits. "
-        "Eight bits need --data.",
+        help="fp32, bf16, fp16, fp16-mixed, int8, int8-mixed, int4-weights, several of them with commas, or mixed; "
+        "auto: all that pay here. The fastest within the limits is taken. Eight bits and less need --data.",
     ),
     data: Path | None = typer.Option(
         None, metavar="PATH", help=f"{DATA} int8 is calibrated on them.", show_default=False

@@ -70,18 +70,24 @@ def check_opset(opset: int) -> None:
 
 
 def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
-    """The precisions to try, highest first: the one named, or for "auto" all that the engine runs well.
+    """The precisions to try, highest first: those named, or for "auto" all that the engine runs well.
 
-    "mixed" stands for those of them that keep some layers in a higher precision.
+    Several are separated by commas; "mixed" stands for those that keep some layers in a higher precision.
     """
-    choice("precision", wanted, ("auto", "mixed", *PRECISIONS))
+    named: set[str] = set()
+    for word in wanted.split(","):
+        named.update(_named(engine, choice("precision", word.strip(), ("auto", "mixed", *PRECISIONS))))
+    return tuple(precision for precision in OFFERED[engine] if precision in named)
+
+
+def _named(engine: str, word: str) -> tuple[str, ...]:
     worthwhile = tuple(p for p in OFFERED[engine] if p not in BY_NAME.get(engine, ()))
-    if wanted == "auto":
+    if word == "auto":
         return worthwhile
-    if wanted == "mixed":
+    if word == "mixed":
         mixed = tuple(p for p in worthwhile if p.endswith("-mixed"))
         if not mixed:
             raise InputError(f"engine {engine!r} offers {', '.join(OFFERED[engine])}, none of them mixed")
         return mixed
-    refuse_unless_offered(engine, wanted)
-    return (wanted,)
+    refuse_unless_offered(engine, word)
+    return (word,)
