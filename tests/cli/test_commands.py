@@ -12,7 +12,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
+import tiny
 
 import alula
 
@@ -292,6 +294,52 @@ def test_a_fault_planted_in_the_graph_writer_fails_the_gate_without_torch(
     served = run("serve", str(out), "--port", "0")
     assert served.returncode == 2
     assert "not verified" in served.stderr.lower()
+
+
+INT8_FAULTS = {
+    "ranges halved": (
+        "calibrate.py",
+        "        ranges=used.ranges(),",
+        "        ranges={name: (low / 2, high / 2) for name, (low, high) in used.ranges().items()},",
+    ),
+    "zero points forgotten": (
+        "graphs/passes/quantize.py",
+        "return scale, round(-low / float(scale))",
+        "return scale, 0",
+    ),
+    "steps of weights halved": (
+        "graphs/passes/quantize.py",
+        "lambda: _scales(tensor.numpy(), axis, most),",
+        "lambda: _scales(tensor.numpy(), axis, most) / 2,",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def random_encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small checkpoint, and texts for it."""
+    folder = tmp_path_factory.mktemp("random")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny.WORDS, size=int(rng.integers(2, 20)))) for _ in range(24)]
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return tiny.checkpoint(folder / "model"), folder / "texts.txt"
+
+
+@pytest.mark.parametrize("fault", [None, *INT8_FAULTS])
+def test_a_fault_planted_in_what_makes_int8_breaks_the_promise(
+    fault: str | None, random_encoder: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, texts = random_encoder
+    done = run(
+        *("build", str(model), "-o", str(tmp_path / "out"), "--precision", "int8", "--target", "onnxruntime"),
+        *("--data", str(texts), "--reference", "own-graph", "--json"),
+        sources=SOURCES if fault is None else planted(tmp_path, *INT8_FAULTS[fault]),
+        ALULA_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.returncode == (0 if fault is None else 3), done.stderr
+    first = json.loads(done.stdout)["rows"][0]
+    assert (first["metric"], first["limit"], first["samples"]) == ("cosine_distance_mean", 0.004, 24)
+    assert first["passed"] == (fault is None)
 
 
 def test_a_checkpoint_with_a_changed_weight_has_no_golden_outputs(
