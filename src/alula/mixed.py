@@ -171,11 +171,12 @@ def _share(check: Check) -> float:
 
 
 def _distance(expected: Sequence[Feeds], given: Sequence[Feeds]) -> float:
-    """The distance of all outputs as a share of their length."""
+    """The distance of all outputs as a share of their length; infinite where there is NaN, which has no order."""
     apart = total = 0.0
     for before, after in zip(expected, given, strict=True):
         for name, array in before.items():
             wanted = array.astype(np.float64)
             apart += float(np.square(wanted - after[name].astype(np.float64)).sum())
             total += float(np.square(wanted).sum())
-    return float(np.sqrt(apart / total)) if total else 0.0
+    share = float(np.sqrt(apart / total)) if total else 0.0
+    return share if np.isfinite(share) else float("inf")
