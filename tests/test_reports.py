@@ -32,6 +32,8 @@ REPORTS = {
     "514 positions hold 512 tokens": "huggingface/transformers#14243",
     "memory creeps with varied shapes": "microsoft/onnxruntime#24376",
     "the opset asked for is ignored": "pytorch/pytorch#150592",
+    "a calibration is reused after the weights changed": "NVIDIA/TensorRT#3137",
+    "a calibrator leaves a rest of samples out": "Adlik/Adlik#534",
     "a recogniser loses what it reads in int8": "OpenPPL/ppq#419",
     "a recogniser gives NaN in int8": "NVIDIA/TensorRT#2490",
 }
