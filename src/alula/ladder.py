@@ -52,6 +52,7 @@ class Ladder:
                 else:
                     self.candidates.append(self.workshop.candidate(precision, self.progress))
                 waiting.remove(precision)
+            self._measured()
         except KeyboardInterrupt:
             if not self.candidates:
                 raise
@@ -76,6 +77,8 @@ class Ladder:
         low = _plain(precision)
         with self.progress.phase(f"search the layers to keep out of {low}"):
             layers, count = self._bargains(low)
+        # What the search cannot see, the package's own samples above all, made the plain one fail where this is nought.
+        count, step = max(count, 1 if self.candidates else 0), max(1, len(layers) // 12)
         for attempt in range(ATTEMPTS):
             if count >= len(layers):
                 break
@@ -84,7 +87,8 @@ class Ladder:
                 self.candidates.append(candidate)
                 return
             self.workshop.discard(candidate)
-            count += max(1, len(layers) // 12)
+            count += step
+            step *= 2
         self.others.append(
             _untried(precision, f"all {len(layers)} layers would have to be kept out of {low}")
         )

@@ -99,6 +99,9 @@ LIMITS: Mapping[str, Limits] = {
     ),
 }
 
+SANITY = "int8"
+"""The limits that tell any precision from a fault, where a budget on the user's own rows says what it may cost."""
+
 LIKE: Mapping[str, str] = {"fp16-mixed": "fp16", "int8-mixed": "int8", "fp8": "int8", "int4-weights": "int8"}
 """Precisions that are held to the limits of another one."""
 
