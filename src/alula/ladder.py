@@ -52,7 +52,8 @@ class Ladder:
                 else:
                     self.candidates.append(self.workshop.candidate(precision, self.progress))
                 waiting.remove(precision)
-            self._measured()
+            if self.candidates:
+                self._measured()
         except KeyboardInterrupt:
             if not self.candidates:
                 raise
