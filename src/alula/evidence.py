@@ -18,7 +18,7 @@ from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.verify import CALIBRATED, SANITY, Sample, alone, compare, draw, golden, invariance, texts_for
+from alula.verify import CALIBRATED, Sample, alone, compare, draw, golden, held_to, invariance, texts_for
 
 if TYPE_CHECKING:
     from alula.questions import Promise
@@ -39,13 +39,11 @@ class Evidence:
     promise: Promise | None = None
     promised: tuple[Feeds, ...] = ()
 
-    def judge(self, candidate: Session, spec: ModelSpec, precision: str) -> tuple[Check, ...]:
-        """How far the candidate is from this reference.
-
-        A promise decides on the user's rows what a precision may cost; the package's own samples then only tell it
-        from a fault, and fp32 from anything else.
-        """
-        held = SANITY if self.promise is not None and precision != "fp32" else precision
+    def judge(
+        self, candidate: Session, spec: ModelSpec, precision: str, *, promised: bool = False
+    ) -> tuple[Check, ...]:
+        """How far the candidate is from this reference; `promised` says that a promise decides, here or beside it."""
+        held = held_to(precision, promised=promised)
         checks: tuple[Check, ...] = ()
         if pairs := self.pairs(precision):
             outputs = [output for _, output in pairs]
@@ -140,7 +138,10 @@ def judge_all(
     evidence: Sequence[Evidence], candidate: Session, spec: ModelSpec, profile: Profile, precision: str
 ) -> tuple[Check, ...]:
     """Every comparison there is for one candidate; that a batch equals its rows is always among them."""
-    checks = [check for item in evidence for check in item.judge(candidate, spec, precision)]
+    promised = any(item.promise is not None for item in evidence)
+    checks = [
+        check for item in evidence for check in item.judge(candidate, spec, precision, promised=promised)
+    ]
     drawn = draw(spec, profile, seed=1)
     return (*checks, *invariance(candidate, drawn, spec, profile, precision))
 

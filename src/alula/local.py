@@ -15,7 +15,7 @@ from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError
 from alula.engines import backend as backend_named
-from alula.verify import Sample, compare
+from alula.verify import Sample, compare, held_to
 
 
 def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
@@ -60,7 +60,7 @@ def _opens(backend: Backend, engine: Engine) -> bool:
 
 def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
     """Compare a session with the reference outputs that the build stored."""
-    precision = bundle.engine("encoder").graph.precision
+    precision = held_to(bundle.engine("encoder").graph.precision, promised=bool(bundle.manifest.promise))
     stored = bundle.stored
     samples = tuple(Sample(name=f"stored {at}", feeds=feeds) for at, feeds in enumerate(stored.feeds))
     return compare(stored.outputs, session, samples, bundle.model, precision, stored.reference)

@@ -18,7 +18,7 @@ from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
 from alula.local import local_engine, self_check
 from alula.questions import BUDGET, Promise, questions_of
-from alula.verify import clauses_for, load_metric
+from alula.verify import clauses_for, held_to, load_metric
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
 
@@ -58,6 +58,7 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
     """
     spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
+    held = held_to(precision, promised=bool(bundle.manifest.promise))
     promise = _promise(bundle, request)
     checkpoint = checkpoint_of(bundle, request.model)
     evidence: tuple[Evidence, ...] = ()
@@ -74,7 +75,7 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
                 checks += self_check(bundle, session)
         if evidence:
             with progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}"):
-                checks += judge_all(evidence, session, spec, profile, precision)
+                checks += judge_all(evidence, session, spec, profile, held)
     return bundle.with_checks((*(() if promise else _promised(bundle)), *checks))
 
 

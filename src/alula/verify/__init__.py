@@ -13,7 +13,7 @@ from alula.verify.budget import (
 from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
-from alula.verify.limits import CALIBRATED, LIMITS, SANITY, Limits, limits_for, metrics_for
+from alula.verify.limits import CALIBRATED, LIMITS, Limits, held_to, limits_for, metrics_for
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
@@ -23,7 +23,6 @@ __all__ = [
     "CALIBRATED",
     "CLAUSES",
     "LIMITS",
-    "SANITY",
     "Answer",
     "Clause",
     "Interval",
@@ -38,6 +37,7 @@ __all__ = [
     "clauses_for",
     "compare",
     "draw",
+    "held_to",
     "invariance",
     "judge",
     "judge_labels",

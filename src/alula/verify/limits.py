@@ -99,9 +99,6 @@ LIMITS: Mapping[str, Limits] = {
     ),
 }
 
-SANITY = "int8"
-"""The limits that tell any precision from a fault, where a budget on the user's own rows says what it may cost."""
-
 LIKE: Mapping[str, str] = {"fp16-mixed": "fp16", "int8-mixed": "int8", "fp8": "int8", "int4-weights": "int8"}
 """Precisions that are held to the limits of another one."""
 
@@ -115,6 +112,14 @@ def limits_for(precision: str) -> Limits:
     if name not in LIMITS:
         raise InputError(f"no limits for precision {precision!r}; there are {sorted([*LIMITS, *LIKE])}")
     return LIMITS[name]
+
+
+def held_to(precision: str, *, promised: bool) -> str:
+    """Whose limits a precision is held to on the package's own samples.
+
+    Where a budget on the user's rows says what it may cost, they only tell it from a fault; fp32 is to be the model.
+    """
+    return "int8" if promised and precision != "fp32" else precision
 
 
 def limits_of_invariance(precision: str) -> Limits:
