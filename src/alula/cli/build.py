@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -171,33 +172,34 @@ def print_rungs(bundle: Bundle) -> None:
     """The precisions tried, what they lose, how fast they are, why one was taken and the others left."""
     rungs = bundle.manifest.rungs
     shape = next((rung.shape for rung in rungs if rung.shape), "?")
+    tokens = " tokens" if bundle.model.reads_text else ""
     print_rows(
-        f"precisions, {shape} {'tokens' if bundle.model.reads_text else ''}".rstrip(),
-        ("precision", "loss", "limit", "p50 ms", "times", "MB", "checks", "taken", "why"),
+        f"precisions, {shape}{tokens}{judged_by(rungs)}",
+        ("precision", "worst", "p50 ms", "times", "MB", "checks", "taken", "why"),
         [
             (
-                rung.precision + (f", {len(rung.kept)} layers kept" if rung.kept else ""),
-                *loss_and_limit(rung),
+                rung.precision,
+                number(rung.checks[0].worst) if rung.checks else "",
                 "" if rung.p50_ms is None else f"{rung.p50_ms:.2f}",
                 "" if rung.times is None else f"{rung.times:.2f}",
                 "" if rung.bytes is None else f"{rung.bytes / 1e6:.1f}",
                 ("passed" if rung.passed else "FAILED") if rung.checks else "not tried",
                 "yes" if rung.taken else "",
-                rung.reason,
+                (f"{len(rung.kept)} layers kept; " if rung.kept else "") + rung.reason,
             )
             for rung in rungs
         ],
     )
 
 
-def loss_and_limit(rung: Rung) -> tuple[str, str]:
-    """The first check of a rung, which is the budget's where there is one."""
-    if not rung.checks:
-        return "", ""
-    first = rung.checks[0]
-    return f"{first.metric} {number(first.worst)}", (">= " if first.higher_is_better else "<= ") + number(
-        first.limit
-    )
+def judged_by(rungs: Sequence[Rung]) -> str:
+    """The metric of each rung's first check, which is the budget's where there is one, and its limit if it is one."""
+    firsts = [rung.checks[0] for rung in rungs if rung.checks]
+    metrics, limits = {check.metric for check in firsts}, {check.limit for check in firsts}
+    if len(metrics) != 1:
+        return ""
+    at_most = "at least" if firsts[0].higher_is_better else "at most"
+    return f"; {firsts[0].metric}" + (f" {at_most} {number(firsts[0].limit)}" if len(limits) == 1 else "")
 
 
 def promised(bundle: Bundle) -> str:

@@ -63,7 +63,7 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     needed, least = 0, 0
     for index, column in enumerate(columns):
         cells = [row[index] for row in rows]
-        figures = bool(cells) and all(map(_is_figure, cells))
+        figures = any(cells) and all(_is_figure(cell) for cell in cells if cell)
         table.add_column(column, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
         width = max(cell_len(line) for cell in (column, *cells) for line in cell.splitlines() or [""])
         needed += width + (_GAP if index else 0)
