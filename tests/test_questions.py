@@ -43,6 +43,10 @@ def asked(folder: Path, rows: Dataset, task: str = "embeddings", profile: Profil
     return questions_of(rows, spec_of(folder, task), profile, folder)
 
 
+def tokens_of(questions: Questions) -> int:
+    return sum(len(row.ids) for row in questions.rows if isinstance(row, Row))
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.checkpoint(tmp_path_factory.mktemp("tiny") / "model")
@@ -53,7 +57,15 @@ def test_every_row_is_in_one_call(encoder: Path, count: int) -> None:
     """Adlik/Adlik#534 (S14): with fewer samples than a batch, or a rest that fills none, samples went missing."""
     questions = asked(encoder, data(texts(count)))
     assert sorted(row for call in questions.calls for row in call.rows) == list(range(count))
-    assert sum(int(feeds["attention_mask"].sum()) for feeds in questions) == questions.tokens
+    assert sum(int(feeds["attention_mask"].sum()) for feeds in questions) == tokens_of(questions)
+
+
+@pytest.mark.parametrize("count", [1, 8, 20, 1000])
+def test_some_calls_are_at_least_one_and_at_most_all(encoder: Path, count: int) -> None:
+    questions = asked(encoder, data(texts(24)))
+    chosen = questions.some(count)
+    assert 1 <= len(chosen) == len(set(chosen)) <= len(questions.calls)
+    assert set(chosen) <= set(range(len(questions.calls)))
 
 
 def test_long_rows_go_together_in_smaller_calls(encoder: Path) -> None:
@@ -83,7 +95,7 @@ def test_a_smallest_batch_is_filled_and_the_filling_is_not_judged(encoder: Path)
 def test_a_row_is_cut_to_what_the_engine_takes_as_serving_cuts_it(encoder: Path) -> None:
     short = Profile({"batch": Range(1, 8, 16), "length": Range(1, 8, 16)})
     questions = asked(encoder, data([("cat " * 60,)]), profile=short)
-    assert questions.tokens == 16
+    assert tokens_of(questions) == 16
 
 
 def test_a_question_keeps_its_words_as_in_serving(tmp_path: Path) -> None:

@@ -65,11 +65,6 @@ class Questions:
     calls: tuple[Call, ...]
     collate: Callable[[Sequence[Item]], Feeds]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens over all rows, padding left out."""
-        return sum(len(row.ids) for row in self.rows if isinstance(row, Row))
-
     def feeds(self, call: Call) -> Feeds:
         """One call as an engine takes it; rows beyond the call's own only fill the smallest batch."""
         return self.collate([self.rows[at] for at in call.rows])
@@ -94,7 +89,7 @@ class Questions:
         """Numbers of calls that hold about so many rows, evenly spread over short and long ones."""
         rows = sum(len(call.rows) for call in self.calls)
         step = max(1, round(rows / max(count, 1)))
-        return tuple(range(step // 2, len(self.calls), step))
+        return tuple(range(min(step // 2, len(self.calls) - 1), len(self.calls), step))
 
     def sample(self, at: int) -> Sample:
         """A call as a sample of the gate."""
@@ -126,7 +121,8 @@ class Promise:
                 expected=predictions(asked, expected),
                 given=predictions(asked, given),
             )
-            verdicts += judge_labels(labelled, asked.spec, self.budget, reference, self.metric)
+            by_label = judge_labels(labelled, asked.spec, self.budget, reference, self.metric)
+            verdicts = (*by_label, *verdicts)
         return tuple(_check(verdict) for verdict in verdicts)
 
     def compared(

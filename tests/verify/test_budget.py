@@ -413,7 +413,8 @@ def test_images_are_judged_by_their_best_label() -> None:
 
 def test_labels_judge_in_place_of_agreement_and_beside_distances(vectors: Floats) -> None:
     some = [answer({"logits": logits(4)}, {"logits": logits(4)})]
-    assert judge(some, spec_of("sequence-classification"), BUDGET, "pytorch", labelled=True) == ()
+    (beside,) = judge(some, spec_of("sequence-classification"), BUDGET, "pytorch", labelled=True)
+    assert (beside.check.metric, beside.check.limit) == ("label_disagreement", 5 * BUDGET)
     both = [answer({"embedding": vectors}, {"embedding": vectors})]
     assert len(judge(both, spec_of("embeddings"), BUDGET, "pytorch", labelled=True)) == 2
 
