@@ -303,7 +303,7 @@ def test_an_interrupt_leaves_what_was_finished_and_names_the_rest(promising: Cal
     taken, rungs = climbed.choose()
     assert taken.precision == "fp32"
     assert [(rung.precision, rung.reason) for rung in rungs] == [
-        ("fp32", "asked for"),
+        ("fp32", "the only one tried"),
         ("int8", "interrupted before it was finished"),
         ("int8-mixed", "interrupted before it was finished"),
     ]

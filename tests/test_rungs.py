@@ -99,7 +99,7 @@ def test_where_nothing_holds_the_first_is_kept_with_its_failed_checks() -> None:
 
 def test_a_single_precision_was_asked_for() -> None:
     _, rungs = choose_rung([candidate("fp32")], measured(1.0))
-    assert rungs[0].reason == "asked for"
+    assert rungs[0].reason == "the only one tried"
 
 
 def test_a_candidate_without_checks_has_not_passed() -> None:

@@ -94,10 +94,10 @@ class Resolved:
 def build(request: BuildRequest, progress: Progress) -> Built:
     """Write every precision asked for, compile it, judge it, and keep the fastest within the limits.
 
-    A bundle whose checks failed does not replace a verified one: it is put beside it, at `OUT.failed`.
+    What is less than a verified one does not replace it: it is put beside it, at `OUT.failed`, `OUT.unverified`, or
+    `OUT.interrupted`.
     """
-    with progress.phase("read the checkpoint"):
-        resolved = resolve_request(request)
+    resolved = resolve_request(request, progress)
     cache = Cache(root=cache_root())
     key = cache.key(_inputs(request, resolved))
     # What a user's metric computes may change without a trace that could be digested.
@@ -105,18 +105,28 @@ def build(request: BuildRequest, progress: Progress) -> Built:
     if use_cache and (found := cache.fetch(key, request.to)):
         return Built(bundle=found, cached=True)
     with writing(request.to) as draft:
-        passed, interrupted = _fill(draft, request, resolved, progress)
-        written = Bundle.read(draft.scratch).manifest.identity
+        interrupted = _fill(draft, request, resolved, progress)
+        made = Bundle.read(draft.scratch)
+        written, passed = made.manifest.identity, all(check.passed for check in made.checks)
         to = request.to
-        if not passed and _is_verified(request.to):
-            draft.to = draft.to.with_name(f"{draft.to.name}.failed")
-            to = request.to.with_name(f"{request.to.name}.failed")
+        if (what := _lacking(made, interrupted=interrupted)) and _is_verified(request.to):
+            draft.to = draft.to.with_name(f"{draft.to.name}.{what}")
+            to = request.to.with_name(f"{request.to.name}.{what}")
         if passed and use_cache and not interrupted:
             _keep(cache, key, draft.scratch)
     bundle = Bundle.read(to)
     if bundle.manifest.identity != written:
         raise InputError(f"{to}: another process replaced the bundle right after it was built")
     return Built(bundle=bundle, cached=False, interrupted=interrupted)
+
+
+def _lacking(made: Bundle, *, interrupted: bool) -> str:
+    """What a bundle lacks to replace a verified one; empty if nothing."""
+    if interrupted:
+        return "interrupted"
+    if not all(check.passed for check in made.checks):
+        return "failed"
+    return "" if made.verified else "unverified"
 
 
 def _is_verified(root: Path) -> bool:
@@ -134,17 +144,18 @@ def _keep(cache: Cache, key: str, root: Path) -> None:
         logger.warning("the bundle is not kept in the cache: %s", error)
 
 
-def resolve_request(request: BuildRequest) -> Resolved:
+def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     """Make every choice, and refuse what cannot be built before any work is done."""
     engine = resolve(request.target)
     precisions = provable(precisions_of(engine, request.precision), request)
     if request.opset is not None:
         check_opset(request.opset)
     choice("calibration", request.calibration, METHODS)
-    checkpoint = families.open_checkpoint(request.model, request.revision)
-    spec = families.describe(checkpoint, request.task, request.pooling)
-    if request.tokenizer and spec.reads_text:
-        families.refuse_without_tokenizer(checkpoint)
+    with progress.phase("read the checkpoint"):
+        checkpoint = families.open_checkpoint(request.model, request.revision)
+        spec = families.describe(checkpoint, request.task, request.pooling)
+        if request.tokenizer and spec.reads_text:
+            families.refuse_without_tokenizer(checkpoint)
     spec = replace(spec, name=request.name or spec.name)
     data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
     return Resolved(
@@ -162,8 +173,13 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
     """The precisions that can be proved with what is given: eight bits are calibrated and judged on the user's rows."""
     if request.data is not None:
         return precisions
-    for given, option in ((request.budget, "--budget"), (request.metric, "--metric")):
-        if given is not None:
+    options = {
+        "--budget": request.budget is not None,
+        "--metric": request.metric is not None,
+        "--skip-bad-rows": request.skip_bad_rows,
+    }
+    for option, given in options.items():
+        if given:
             raise InputError(f"{option} says what may be lost on your rows; give them with --data FILE")
     possible = tuple(p for p in precisions if p not in CALIBRATED and not p.endswith("-mixed"))
     if not possible:
@@ -189,8 +205,8 @@ def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
     return Profile(axes)
 
 
-def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> tuple[bool, bool]:
-    """Write everything into the draft; whether the precision that was taken passed, and whether that was cut short."""
+def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
+    """Write everything into the draft; whether an interrupt cut the search short."""
     # Not at the top: a bundle from the cache needs none of what writing and compiling import.
     from alula.ladder import Ladder  # noqa: PLC0415
     from alula.rungs import Workshop  # noqa: PLC0415
@@ -228,7 +244,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     )
     rows = [row.as_json() for row in climbed.measured.rows if row.precision == taken.precision]
     draft.finish(manifest, taken.checks, rows, _stored(evidence[0], taken.precision))
-    return taken.passed, climbed.interrupted
+    return climbed.interrupted
 
 
 def _promise(request: BuildRequest, resolved: Resolved) -> Promise | None:
@@ -341,12 +357,17 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         "precision": request.precision,
         "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},
         "opset": request.opset,
-        "data": None if resolved.data is None else resolved.data.digest,
+        "data": None if resolved.data is None else _known(resolved.data),
         "budget": request.budget,
         "calibration": request.calibration,
         "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),
     }
+
+
+def _known(data: Dataset) -> list[Any]:
+    """What a bundle says of its rows."""
+    return [data.digest, data.path.name, len(data.skipped)]
 
 
 def _digest(path: Path) -> str | None:

@@ -134,11 +134,19 @@ def samples_for(spec: ModelSpec, profile: Profile, tokenizer: Path) -> tuple[Sam
     return (*draw(spec, profile), *_texts(spec, profile, tokenizer))
 
 
-def judge_all(
-    evidence: Sequence[Evidence], candidate: Session, spec: ModelSpec, profile: Profile, precision: str
+def judge_all(  # noqa: PLR0913 - six, which is as many as a function may have here
+    evidence: Sequence[Evidence],
+    candidate: Session,
+    spec: ModelSpec,
+    profile: Profile,
+    precision: str,
+    *,
+    promised: bool = False,
 ) -> tuple[Check, ...]:
-    """Every comparison there is for one candidate; that a batch equals its rows is always among them."""
-    promised = any(item.promise is not None for item in evidence)
+    """Every comparison there is for one candidate; that a batch equals its rows is always among them.
+
+    `promised` says that the precision was, or is being, chosen by what it loses on the user's rows.
+    """
     checks = [
         check for item in evidence for check in item.judge(candidate, spec, precision, promised=promised)
     ]

@@ -18,7 +18,7 @@ from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
 from alula.local import local_engine, self_check
 from alula.questions import BUDGET, Promise, questions_of
-from alula.verify import clauses_for, held_to, load_metric
+from alula.verify import load_metric
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
 
@@ -58,7 +58,6 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
     """
     spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
-    held = held_to(precision, promised=bool(bundle.manifest.promise))
     promise = _promise(bundle, request)
     checkpoint = checkpoint_of(bundle, request.model)
     evidence: tuple[Evidence, ...] = ()
@@ -75,8 +74,10 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
                 checks += self_check(bundle, session)
         if evidence:
             with progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}"):
-                checks += judge_all(evidence, session, spec, profile, held)
-    return bundle.with_checks((*(() if promise else _promised(bundle)), *checks))
+                checks += judge_all(
+                    evidence, session, spec, profile, precision, promised=bool(bundle.manifest.promise)
+                )
+    return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
 
 
 def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
@@ -90,20 +91,23 @@ def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
     data = read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows)
     profile = bundle.engine("encoder").plan.profile
     built_with: float = bundle.manifest.promise.get("budget", BUDGET)
+    metric = request.metric or bundle.manifest.promise.get("metric")
     return Promise(
         questions=questions_of(data, bundle.model, profile, bundle.processor),
         budget=built_with if request.budget is None else request.budget,
-        metric=None if request.metric is None else load_metric(request.metric, Path.cwd()),
+        metric=None if metric is None else load_metric(metric, Path.cwd()),
     )
 
 
-def _promised(bundle: Bundle) -> tuple[Check, ...]:
-    """What the build, or the last verification with data, found on the user's rows."""
-    clauses = {clause.metric for clause in clauses_for(bundle.model.task, len(bundle.model.labels))}
-    metric = bundle.manifest.promise.get("metric")
-    return tuple(
-        check for check in bundle.checks if check.metric in clauses or check.metric == f"{metric}_drop"
-    )
+def _kept(before: Sequence[Check], now: Sequence[Check]) -> list[Check]:
+    """What was found on the user's rows before, and not now on the same rows as strictly by as strong a reference."""
+    return [old for old in before if old.rows and not any(_replaces(new, old) for new in now)]
+
+
+def _replaces(new: Check, old: Check) -> bool:
+    same = (new.rows, new.output, new.metric) == (old.rows, old.output, old.metric)
+    stricter = new.limit >= old.limit if old.higher_is_better else new.limit <= old.limit
+    return same and stricter and REFERENCES.index(new.reference) <= REFERENCES.index(old.reference)
 
 
 def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:

@@ -123,7 +123,12 @@ class Promise:
             )
             by_label = judge_labels(labelled, asked.spec, self.budget, reference, self.metric)
             verdicts = (*by_label, *verdicts)
-        return tuple(_check(verdict) for verdict in verdicts)
+        return tuple(_check(verdict, self.rows) for verdict in verdicts)
+
+    @property
+    def rows(self) -> str:
+        """What checks on these rows know them by."""
+        return self.questions.data.digest[:16]
 
     def compared(
         self, calls: Sequence[int], expected: Sequence[Feeds], given: Sequence[Feeds]
@@ -187,7 +192,11 @@ class Decoded(Sequence[Pixels]):
         example = self._data.examples[at]
         if example.image is None:
             raise InputError(f"{self._data.path}: row {example.line} has no image")
-        pixels = self._codec.encode(example.image, f"{self._data.path}: the image of row {example.line}")
+        image = example.image
+        place = (
+            str(image) if isinstance(image, Path) else f"{self._data.path}: the image of row {example.line}"
+        )
+        pixels = self._codec.encode(image, place)
         if pixels.nbytes <= self._room:
             self._kept[at] = pixels
             self._room -= pixels.nbytes
@@ -294,7 +303,7 @@ def _first(outputs: Feeds, count: int) -> Feeds:
     return {name: array[:count] for name, array in outputs.items()}
 
 
-def _check(verdict: Verdict) -> Check:
+def _check(verdict: Verdict, rows: str) -> Check:
     """A verdict as the check that bundles keep."""
     notes = [] if verdict.scores is None else ["{:.4f} -> {:.4f}".format(*verdict.scores)]
     notes += [verdict.note] if verdict.note else []
@@ -309,4 +318,5 @@ def _check(verdict: Verdict) -> Check:
         higher_is_better=check.higher_is_better,
         reference=check.reference,
         note="; ".join(notes),
+        rows=rows,
     )

@@ -80,7 +80,8 @@ class Workshop:
             progress.phase(f"compare {precision} with {against}"),
             closing(self.backend.open(engine)) as session,
         ):
-            checks = judge_all(self.evidence, session, self.spec, self.profile, precision)
+            promised = any(item.promise is not None for item in self.evidence)
+            checks = judge_all(self.evidence, session, self.spec, self.profile, precision, promised=promised)
         kept = keep | self.beyond if precision.startswith("fp16") else keep
         return Candidate(
             precision=precision, graph=graph, engine=engine, checks=checks, kept=tuple(sorted(kept))
@@ -209,7 +210,7 @@ def _reason(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Ma
         better = speeds[taken.precision].median >= speeds[candidate.precision].median > 1
         return f"{taken.precision} is faster: {compared}" if better else f"no sure gain: {compared}"
     if candidate is taken:
-        return "fastest within the limits" if len(speeds) > 1 else "asked for"
+        return "fastest within the limits" if len(speeds) > 1 else "the only one tried"
     return f"{taken.precision} is faster"
 
 

@@ -74,6 +74,11 @@ def rung(bundle: Bundle, precision: str) -> Rung:
     return next(rung for rung in bundle.manifest.rungs if rung.precision == precision)
 
 
+def means(bundle: Bundle) -> list[tuple[int, float]]:
+    """Rows and limit of each mean distance that was measured on rows of the user's."""
+    return [(check.samples, check.limit) for check in bundle.checks if check.metric == "cosine_distance_mean"]
+
+
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_every_rung_that_was_tried_is_in_the_bundle_with_its_evidence(
     target: str, encoder: Path, texts: Path, tmp_path: Path
@@ -182,6 +187,26 @@ def test_an_interrupt_keeps_what_is_finished(phase: str, encoder: Path, texts: P
     assert not made.interrupted or not again.cached
 
 
+def test_an_interrupted_build_lies_beside_a_verified_bundle(
+    encoder: Path, texts: Path, tmp_path: Path
+) -> None:
+    before = built(encoder, tmp_path / "out", precision="int8", data=texts, budget=0.05).bundle
+    made = built(encoder, tmp_path / "out", Interrupted("write the int8 graph"), data=texts, budget=0.05)
+    assert made.interrupted
+    assert made.bundle.root == tmp_path / "out.interrupted"
+    assert made.bundle.verified
+    assert Bundle.open(tmp_path / "out").manifest.identity == before.manifest.identity
+
+
+def test_a_bundle_that_only_its_own_graph_speaks_for_does_not_replace_a_verified_one(
+    encoder: Path, tmp_path: Path
+) -> None:
+    built(encoder, tmp_path / "out", precision="fp32")
+    again = built(encoder, tmp_path / "out", precision="fp32", reference="own-graph").bundle
+    assert again.root == tmp_path / "out.unverified"
+    assert Bundle.open(tmp_path / "out").verified
+
+
 def test_an_interrupt_before_anything_is_finished_leaves_nothing(
     encoder: Path, texts: Path, tmp_path: Path
 ) -> None:
@@ -221,12 +246,18 @@ def test_verify_judges_other_rows_and_keeps_what_was_found_on_the_first(
     other.write_text("\n".join(sentences(40)[24:]))
     without = verify_bundle(bundle, VerifyRequest(), Silent())
     assert without.checks[0] == bundle.checks[0]
-    judged = verify_bundle(bundle, VerifyRequest(data=other), Silent())
-    assert (judged.checks[0].samples, judged.checks[0].limit) == (16, 0.05)
+    judged = verify_bundle(without, VerifyRequest(data=other), Silent())
+    assert means(judged) == [(24, 0.05), (16, 0.05)]
     assert judged.verified
-    strict = verify_bundle(bundle, VerifyRequest(data=other, budget=1e-6), Silent())
+    strict = verify_bundle(judged, VerifyRequest(data=other, budget=1e-6), Silent())
+    assert means(strict) == [(24, 0.05), (16, 1e-6)]
     assert not strict.verified
     assert not Bundle.open(tmp_path / "out").verified
+    # Neither a look without rows nor a looser budget takes back what failed.
+    assert not verify_bundle(strict, VerifyRequest(), Silent()).verified
+    loose = verify_bundle(Bundle.open(tmp_path / "out"), VerifyRequest(data=other, budget=1.0), Silent())
+    assert means(loose) == [(24, 0.05), (16, 1e-6), (16, 1.0)]
+    assert not loose.verified
     with pytest.raises(InputError, match="--budget and --metric say what may be lost on your rows"):
         verify_bundle(bundle, VerifyRequest(budget=0.1), Silent())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,13 +89,35 @@ def test_of_several_classes_all_must_be_right() -> None:
     labels: list[Label] = [("no", "yes"), (), ("maybe",)]
     expected: list[Prediction] = [("yes", "no"), (), ("maybe",)]
     given: list[Prediction] = [("yes",), (), ("maybe", "no")]
-    assert judged(CLASSES, labels, expected, given).scores == pytest.approx((1.0, 1 / 3))
+    several = replace(CLASSES, activation="sigmoid")
+    assert judged(several, labels, expected, given).scores == pytest.approx((1.0, 1 / 3))
+    with pytest.raises(InputError, match="example 1 has several labels; m gives one of 3"):
+        judged(CLASSES, labels, expected, given)
+
+
+def test_labels_that_the_reference_never_meets_are_refused_since_nothing_can_be_lost() -> None:
+    said: list[Prediction] = ["no", "no"]
+    with pytest.raises(InputError, match="the reference itself gets nothing right on 2 labelled rows"):
+        judged(CLASSES, ["yes", "maybe"], said, said)
+
+
+def test_a_drop_exactly_as_large_as_allowed_passes() -> None:
+    labels: list[Label] = ["yes"] * 1000
+    expected: list[Prediction] = ["yes"] * 900 + ["no"] * 100
+    given: list[Prediction] = ["yes"] * 896 + ["no"] * 104
+    (verdict,) = judge_labels(
+        Labelled(texts=[("",)] * 1000, labels=labels, expected=expected, given=given),
+        CLASSES,
+        0.004,
+        "golden",
+    )
+    assert verdict.check.passed
 
 
 @pytest.mark.parametrize("label", ["perhaps", "3", 1.0, ("no", "perhaps")])
 def test_a_class_that_the_model_does_not_know_is_refused(label: Label) -> None:
     with pytest.raises(InputError, match=r"of example 2 is none of the model's: no, yes, maybe"):
-        judged(CLASSES, ["no", label], ["no", "no"], ["no", "no"])
+        judged(replace(CLASSES, activation="sigmoid"), ["no", label], ["no", "no"], ["no", "no"])
 
 
 def test_entities_count_whole() -> None:

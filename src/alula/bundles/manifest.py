@@ -118,9 +118,7 @@ def rung_to_json(rung: Rung) -> dict[str, Any]:
 def check_to_json(check: Check) -> dict[str, Any]:
     """A check with its verdict, which is derived again when it is read."""
     made = {**asdict(check), "passed": check.passed}
-    if not check.note:
-        del made["note"]
-    return made
+    return {name: value for name, value in made.items() if name not in {"note", "rows"} or value}
 
 
 def parse_check(raw: Mapping[str, Any]) -> Check:
@@ -135,6 +133,7 @@ def parse_check(raw: Mapping[str, Any]) -> Check:
         higher_is_better=get(raw, bool, "higher_is_better"),
         reference=_reference(raw),
         note=get(raw, str, "note") if "note" in raw else "",
+        rows=get(raw, str, "rows") if "rows" in raw else "",
     )
 
 

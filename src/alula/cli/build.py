@@ -12,6 +12,7 @@ import typer
 from alula.bundles import Bundle, Rung, check_to_json, rung_to_json
 from alula.cli.axes import parse_axes
 from alula.cli.console import Phases, number, print_checks, print_json, print_rows
+from alula.core.check import Check
 from alula.core.errors import InputError
 from alula.core.words import POOLINGS, TASKS, choice
 
@@ -179,7 +180,7 @@ def print_rungs(bundle: Bundle) -> None:
         [
             (
                 rung.precision,
-                number(rung.checks[0].worst) if rung.checks else "",
+                number(leading(rung).worst) if rung.checks else "",
                 "" if rung.p50_ms is None else f"{rung.p50_ms:.2f}",
                 "" if rung.times is None else f"{rung.times:.2f}",
                 "" if rung.bytes is None else f"{rung.bytes / 1e6:.1f}",
@@ -192,9 +193,14 @@ def print_rungs(bundle: Bundle) -> None:
     )
 
 
+def leading(rung: Rung) -> Check:
+    """The first check on the user's rows; where there are none, the first of all."""
+    return next((check for check in rung.checks if check.rows), rung.checks[0])
+
+
 def judged_by(rungs: Sequence[Rung]) -> str:
-    """The metric of each rung's first check, which is the budget's where there is one, and its limit if it is one."""
-    firsts = [rung.checks[0] for rung in rungs if rung.checks]
+    """The metric of each rung's leading check, and its limit if all have the same."""
+    firsts = [leading(rung) for rung in rungs if rung.checks]
     metrics, limits = {check.metric for check in firsts}, {check.limit for check in firsts}
     if len(metrics) != 1:
         return ""
@@ -211,7 +217,11 @@ def promised(bundle: Bundle) -> str:
     metric = f" by {promise['metric']}" if promise.get("metric") else ""
     share, rows = f"{100 * promise['budget']:g} %", f"{data['rows']} rows of {data['file']}"
     words = f"at most {share} lost{metric} on {rows} ({labels}{left})"
-    return words + (f"; int8 calibrated on all of them ({calibration['method']})" if calibration else "")
+    if calibration is None:
+        return words
+    return (
+        f"{words}; calibrated on the same rows ({calibration['method']}): try others with alula verify --data"
+    )
 
 
 def verdict(bundle: Bundle) -> str:

@@ -96,6 +96,14 @@ def print_checks(checks: Sequence[Check]) -> None:
             for check in checks
         ],
     )
+    print_notes(checks)
+
+
+def print_notes(checks: Sequence[Check]) -> None:
+    """What the numbers of checks cannot say, a line each."""
+    for check in checks:
+        if check.note:
+            print(f"{check.metric}: {check.note}")
 
 
 def _is_figure(cell: str) -> bool:

@@ -20,7 +20,8 @@ REFERENCES: tuple[Reference, ...] = get_args(Reference)
 class Check:
     """One comparison of an engine with its reference, kept whether it passed or not.
 
-    `note` says what the numbers cannot.
+    `note` says what the numbers cannot; `rows` is the beginning of the digest of the user's rows it was made on, empty
+    where it was made on samples of the package's.
     """
 
     output: str
@@ -32,6 +33,7 @@ class Check:
     higher_is_better: bool
     reference: Reference
     note: str = ""
+    rows: str = ""
 
     @property
     def passed(self) -> bool:

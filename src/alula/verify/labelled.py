@@ -73,11 +73,20 @@ class Score:
 
     known: Callable[[Sequence[Label], ModelSpec], Sequence[Label]]
     loss: Callable[[Sequence[Label], Sequence[Prediction], Sequence[Prediction]], Loss]
+    from_nought: bool = True
 
 
 def _score_loss(labelled: Labelled, score: Score, spec: ModelSpec) -> Loss:
     labels = score.known(labelled.labels, spec)
-    return score.loss(labels, labelled.expected, labelled.given) if labelled.whole else _no_loss(labelled)
+    if not labelled.whole:
+        return _no_loss(labelled)
+    loss = score.loss(labels, labelled.expected, labelled.given)
+    if score.from_nought and loss.scores is not None and loss.scores[0] <= 0:
+        raise InputError(
+            f"the reference itself gets nothing right on {loss.samples} labelled rows, so that nothing can be lost; "
+            "expected labels that the model was trained to give"
+        )
+    return loss
 
 
 def share_right(
@@ -162,6 +171,10 @@ def _known_classes(labels: Sequence[Label], spec: ModelSpec) -> Sequence[Label]:
     known: list[Label] = []
     for at, label in enumerate(labels):
         several = isinstance(label, tuple)
+        if several and spec.activation != "sigmoid":
+            raise InputError(
+                f"example {at + 1} has several labels; {spec.name} gives one of {len(spec.labels)}"
+            )
         known.append(
             tuple(_class(one, at, spec) for one in _each(label)) if several else _class(label, at, spec)
         )
@@ -246,7 +259,7 @@ SCORES: Mapping[str, Score] = {
     "top5_drop": Score(known=_known_class, loss=share_right(_among_best(BEST))),
     "character_accuracy_drop": Score(known=_known_lines, loss=character_loss),
     "span_f1_drop": Score(known=_known_spans, loss=span_f1_loss),
-    "spearman_drop": Score(known=_known_numbers, loss=spearman_loss),
+    "spearman_drop": Score(known=_known_numbers, loss=spearman_loss, from_nought=False),
 }
 """By metric: what `judge_labels` can measure."""
 
@@ -272,7 +285,8 @@ def _no_loss(labelled: Labelled) -> Loss:
 
 
 def _drop(scores: tuple[float, float], rows: int, interval: Interval | None) -> Loss:
-    drop = scores[0] - scores[1]
+    # Not by a rounding of the two: 0.9 - 0.896 is more than 0.004.
+    drop = round(scores[0] - scores[1], 12)
     return Loss(output="labels", value=drop, mean=drop, samples=rows, interval=interval, scores=scores)
 
 

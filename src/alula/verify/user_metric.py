@@ -33,7 +33,7 @@ class UserMetric:
         """What the function says, or an error that says what it did instead."""
         try:
             value = self.function(list(predictions), list(labels), list(texts))
-        except Exception as error:  # it is the user's code
+        except (Exception, SystemExit) as error:  # it is the user's code
             raise InputError(
                 f"metric {self.name!r} raised {type(error).__name__}: {error}; it is called as {SIGNATURE}"
             ) from error
