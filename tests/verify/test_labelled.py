@@ -103,8 +103,8 @@ def test_labels_that_the_reference_never_meets_are_refused_since_nothing_can_be_
 
 def test_a_drop_exactly_as_large_as_allowed_passes() -> None:
     labels: list[Label] = ["yes"] * 1000
-    expected: list[Prediction] = ["yes"] * 900 + ["no"] * 100
-    given: list[Prediction] = ["yes"] * 896 + ["no"] * 104
+    expected: list[Prediction] = ["yes" if at < 900 else "no" for at in range(1000)]
+    given: list[Prediction] = ["yes" if at < 896 else "no" for at in range(1000)]
     (verdict,) = judge_labels(
         Labelled(texts=[("",)] * 1000, labels=labels, expected=expected, given=given),
         CLASSES,
