@@ -68,7 +68,7 @@ def test_an_opset_out_of_range_is_refused_before_any_work(opset: int, bert: Path
     request = BuildRequest(model=str(bert), to=tmp_path / "out", opset=opset, axes=AXES)
     with pytest.raises(InputError, match=rf"^opset {opset} is not one of 17\.\.24$"):
         build(request, heard)
-    assert heard.phases == ["read the checkpoint"]
+    assert heard.phases == []
     assert list(tmp_path.iterdir()) == []
 
 
