@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_reader_that_has_enough_is_no_error_to_speak_of() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Where tests run in the background, SIGINT is ignored, and programs inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_is_said_once_and_exits_with_130(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
