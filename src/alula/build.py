@@ -107,12 +107,12 @@ def build(request: BuildRequest, progress: Progress) -> Built:
     with writing(request.to) as draft:
         interrupted = _fill(draft, request, resolved, progress)
         made = Bundle.read(draft.scratch)
-        written, passed = made.manifest.identity, all(check.passed for check in made.checks)
+        written = made.manifest.identity
         to = request.to
         if (what := _lacking(made, interrupted=interrupted)) and _is_verified(request.to):
             draft.to = draft.to.with_name(f"{draft.to.name}.{what}")
             to = request.to.with_name(f"{request.to.name}.{what}")
-        if passed and use_cache and not interrupted:
+        if made.passed and use_cache and not interrupted:
             _keep(cache, key, draft.scratch)
     bundle = Bundle.read(to)
     if bundle.manifest.identity != written:
@@ -124,7 +124,7 @@ def _lacking(made: Bundle, *, interrupted: bool) -> str:
     """What a bundle lacks to replace a verified one; empty if nothing."""
     if interrupted:
         return "interrupted"
-    if not all(check.passed for check in made.checks):
+    if not made.passed:
         return "failed"
     return "" if made.verified else "unverified"
 

@@ -26,9 +26,6 @@ from alula.verify import judge
 ROWS = 64
 """Rows that one layer's effect is measured on; what is kept in the end is judged on all rows."""
 
-SWITCHES = "quantised"
-"""The input of a switchable graph: which layers compute in int8."""
-
 Run: TypeAlias = Callable[[Feeds], Feeds]
 Lowered: TypeAlias = Callable[[frozenset[str]], AbstractContextManager[Run]]
 """How the model runs when these layers, and no others, compute in the lower precision."""
@@ -135,7 +132,7 @@ def _switches(session: Session, layers: Sequence[str]) -> Lowered:
     @contextmanager
     def lowered(chosen: frozenset[str]) -> Iterator[Run]:
         flags: NDArray[np.bool_] = np.array([layer in chosen for layer in layers])
-        yield lambda feeds: session.run({**feeds, SWITCHES: flags})
+        yield lambda feeds: session.run({**feeds, graphs.SWITCHES: flags})
 
     return lowered
 

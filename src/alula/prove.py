@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families, footprint
-from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, table
+from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, shape_name, table
 from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
@@ -143,9 +143,7 @@ def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape,
     axes = model.parts[0].axes
     for shape in asked:
         if len(shape) != len(axes):
-            raise InputError(
-                f"shape {'x'.join(map(str, shape))}; {model.name} has the axes {', '.join(axes)}"
-            )
+            raise InputError(f"shape {shape_name(shape)}; {model.name} has the axes {', '.join(axes)}")
         for profile in profiles:
             profile.check(dict(zip(axes, shape, strict=True)))
     if asked:

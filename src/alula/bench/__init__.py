@@ -1,7 +1,7 @@
 """How fast? Statistics and load, in turns."""
 
 from alula.bench.apart import Footprint, line_of, measure_apart, watch
-from alula.bench.measure import Contender, Measured, Shape, Turns, full_feeds, measure
+from alula.bench.measure import Contender, Measured, Shape, Turns, full_feeds, measure, shape_name
 from alula.bench.report import figure, table
 from alula.bench.rows import BenchRow, RatioRow, parse_row
 from alula.bench.statistics import Latency, Ratio
@@ -22,6 +22,7 @@ __all__ = [
     "measure",
     "measure_apart",
     "parse_row",
+    "shape_name",
     "table",
     "watch",
 ]

@@ -61,6 +61,11 @@ class Bundle:
         return verified(self.checks)
 
     @property
+    def passed(self) -> bool:
+        """Whether every check passed, whatever it compared with."""
+        return all(check.passed for check in self.checks)
+
+    @property
     def tokenizer(self) -> Path:
         """The folder with the tokenizer's files."""
         return self.root / "tokenizer"

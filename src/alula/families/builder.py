@@ -9,6 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from alula.core.errors import InputError
+from alula.core.model import Part
 from alula.core.tensor import TensorSpec
 from alula.families.weights import Floats, Weights
 
@@ -170,6 +171,14 @@ def graph_input(spec: TensorSpec) -> ir.Value:
     return ir.Value(
         name=spec.name, type=ir.TensorType(ir.DataType[_ONNX[spec.dtype]]), shape=ir.Shape(spec.shape)
     )
+
+
+def declare(graph: ir.Graph, part: Part) -> None:
+    """Give a graph's inputs and outputs the names, types and axes of the part."""
+    for given, specs in ((graph.inputs, part.inputs), (graph.outputs, part.outputs)):
+        for value, spec in zip(given, specs, strict=True):
+            declared = graph_input(spec)
+            value.name, value.type, value.shape = declared.name, declared.type, declared.shape
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

@@ -22,7 +22,7 @@ from onnx_ir.passes.common import (
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
-from alula.families.builder import graph_input, ir_version_of
+from alula.families.builder import declare, ir_version_of
 from alula.families.checkpoint import Checkpoint, first_line
 
 
@@ -109,14 +109,11 @@ def _producer(node: ir.Node, index: int, kind: str) -> ir.Node | None:
 
 
 def _declare(model: ir.Model, part: Part) -> None:
-    """Give inputs and outputs the names, types and axes of the part."""
+    """Give inputs and outputs the names of the part, which nothing inside may have."""
     taken = {spec.name for spec in (*part.inputs, *part.outputs)}
     model.graph.name = part.name
     for node in model.graph:
         for value in node.outputs:
             if value.name in taken:
                 value.name = f"{value.name}_within"
-    for given, specs in ((model.graph.inputs, part.inputs), (model.graph.outputs, part.outputs)):
-        for value, spec in zip(given, specs, strict=True):
-            declared = graph_input(spec)
-            value.name, value.type, value.shape = declared.name, declared.type, declared.shape
+    declare(model.graph, part)

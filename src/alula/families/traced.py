@@ -22,7 +22,7 @@ from onnx_ir.passes.common import (
 from alula.core.errors import CompileError, InputError, MissingExtraError
 from alula.core.model import ModelSpec, Part
 from alula.families import pooling
-from alula.families.builder import Builder, graph_input
+from alula.families.builder import Builder, declare
 from alula.families.checkpoint import Checkpoint, first_line
 from alula.families.sentence import read_embedding
 
@@ -166,16 +166,13 @@ def _pool(model: ir.Model, checkpoint: Checkpoint, spec: ModelSpec) -> None:
 
 
 def _declare(model: ir.Model, part: Part) -> None:
-    """Give inputs and outputs the names, types and axes of the part."""
+    """Give inputs and outputs the names of the part, which nothing inside may have."""
     taken = {spec.name for spec in part.outputs} - {value.name for value in model.graph.outputs}
     for node in model.graph:
         for value in node.outputs:
             if value.name in taken:
                 value.name = f"{value.name}_traced"
-    for given, specs in ((model.graph.inputs, part.inputs), (model.graph.outputs, part.outputs)):
-        for value, spec in zip(given, specs, strict=True):
-            declared = graph_input(spec)
-            value.name, value.type, value.shape = declared.name, declared.type, declared.shape
+    declare(model.graph, part)
 
 
 @contextmanager

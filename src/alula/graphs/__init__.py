@@ -4,6 +4,7 @@ from onnx_ir import Model
 
 from alula.graphs.engines import passes_for
 from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
+from alula.graphs.passes.switch import SWITCHES
 from alula.graphs.quantize import (
     channel_axes,
     costs,
@@ -19,6 +20,7 @@ from alula.graphs.rewrite import Pass, rewrite
 from alula.graphs.save import load, save
 
 __all__ = [
+    "SWITCHES",
     "Model",
     "Pass",
     "beyond_fp16",
