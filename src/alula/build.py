@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import alula
 from alula import families
-from alula.bundles import Bundle, Cache, Draft, Manifest, Stored, cache_root, writing
+from alula.bundles import Bundle, Cache, Draft, Manifest, Stored, writing
 from alula.bundles.digest import of_file, of_sources
 from alula.calibration import METHODS
 from alula.core.check import Reference
 from alula.core.errors import InputError
 from alula.core.machine import cpu_features, installed, machine
 from alula.core.model import ModelSpec
+from alula.core.places import cache_root
 from alula.core.profile import Profile, Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 import alula
 from alula import families, graphs
-from alula.bundles import cache_root
 from alula.bundles.digest import of_sources, of_value
 from alula.calibration import Amplitudes, calibrator
 from alula.core.engine import Session
 from alula.core.errors import InputError, ManifestError
 from alula.core.model import ModelSpec
 from alula.core.parse import get
+from alula.core.places import cache_root
 from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.running import profile_over, running
 

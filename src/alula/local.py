@@ -8,12 +8,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alula.bundles import Bundle, cache_root, shrink
+from alula.bundles import Bundle, shrink
 from alula.bundles.digest import of_value
 from alula.bundles.replace import beside, put, temporary_folder
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError
+from alula.core.places import cache_root
 from alula.engines import backend as backend_named
 from alula.verify import Sample, compare, held_to
 

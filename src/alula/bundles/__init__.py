@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alula.bundles.cache import Cache, cache_root, shrink
+from alula.bundles.cache import Cache, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
 from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json, rung_to_json
 
@@ -14,7 +14,6 @@ __all__ = [
     "Manifest",
     "Rung",
     "Stored",
-    "cache_root",
     "check_to_json",
     "document",
     "finite",

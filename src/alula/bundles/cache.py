@@ -17,13 +17,6 @@ from alula.core.errors import InputError
 MAX_BYTES = 20 << 30
 
 
-def cache_root() -> Path:
-    """`$ALULA_CACHE`, or `alula` in the user's cache folder."""
-    if given := os.environ.get("ALULA_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alula"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
     """A folder of bundles; entries are whole or absent.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +14,29 @@ from alula.core.tensor import Feeds, TensorSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How to compile: the whole input of a build besides the graph, whose types say the precision."""
+    """How to compile: the whole input of a build besides the graph, whose types say the precision.
+
+    `profile` spans all sizes that are taken; `tuned` are narrower ones inside it that compilers with several profiles
+    tune for one by one, and sizes must then lie in one of them. `level` is TensorRT's, 0 to 5. `portable` engines run
+    on newer devices and versions too, `strip_weights` leaves the weights to the graph that lies beside the engine.
+    """
 
     profile: Profile
+    tuned: tuple[Profile, ...] = ()
+    workspace_bytes: int | None = None
+    level: int | None = None
+    time_limit_s: float | None = None
+    portable: bool = False
+    strip_weights: bool = False
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """Those that are tuned for, one at least."""
+        return self.tuned or (self.profile,)
+
+
+LAYERS = "layers.json"
+"""In an engine's folder: what its runtime says about the layers that run, as {"source", "version", "layers"}."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +62,19 @@ class Engine:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What a session on this engine gives."""
         return self.graph.outputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a runtime's version, and the machine it is on, mean for a build.
+
+    `opset` is the newest that it reads well, None for any; `lacks` are offered precisions that this version has not,
+    with the reason; `cannot_run` says why what is compiled here cannot be run here, empty if it can.
+    """
+
+    opset: int | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    cannot_run: str = ""
 
 
 class Session(Protocol):

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from alula.core.errors import InputError
 
-EngineName = Literal["openvino", "onnxruntime", "torch", "fake"]
+EngineName = Literal["openvino", "onnxruntime", "tensorrt", "tensorrt-rtx", "torch", "fake"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed", "fp8", "int4-weights"]
 Task = Literal[
     "embeddings",
@@ -36,6 +36,8 @@ WRITTEN_OPSET = 23
 OFFERED: Mapping[str, tuple[Precision, ...]] = {
     "openvino": ("fp32", "bf16", "int8", "int8-mixed", "int4-weights"),
     "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed", "int4-weights"),
+    "tensorrt": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
+    "tensorrt-rtx": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
     "torch": ("fp32", "bf16"),
     "fake": ("fp32",),
 }

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 
-from alula.core.engine import Backend
+from alula.core.engine import Backend, Traits
 from alula.core.errors import InputError, MissingExtraError
 
-__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve"]
+__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve", "traits"]
 
 
 def _openvino() -> Backend:
@@ -62,6 +62,11 @@ def backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise InputError(f"no engine {name!r}; there are {', '.join(BACKENDS)}")
     return BACKENDS[name]()
+
+
+def traits(name: str) -> Traits:
+    """What the version found of a runtime, and this machine, mean for a build."""
+    return Traits()
 
 
 def importable(name: str) -> bool:
