@@ -9,7 +9,7 @@ import pytest
 
 from alula.core.check import Check, Reference, reference_named, verified
 from alula.core.errors import InputError, ShapeError
-from alula.core.profile import Profile, Range, admit
+from alula.core.profile import Profile, Range, admit, hull, pick
 from alula.core.tensor import TensorSpec, axis_sizes
 from alula.core.words import OFFERED, precisions_of, refuse_unless_offered
 
@@ -49,6 +49,59 @@ def test_a_profile_gives_each_tensor_its_shapes() -> None:
     assert profile.shapes(IDS) == ((1, 1), (8, 128), (32, 512)) == profile.shapes(MASK)
     with pytest.raises(ShapeError, match=r"axis 'length' is 513; built for 1\.\.512"):
         admit((IDS,), profile, {"input_ids": zeros(1, 513)})
+
+
+def profile_of(batch: tuple[int, int, int], length: tuple[int, int, int]) -> Profile:
+    return Profile({"batch": Range(*batch), "length": Range(*length)})
+
+
+ALONE = profile_of((1, 1, 1), (1, 64, 128))
+MANY = profile_of((1, 8, 64), (16, 64, 128))
+LONG = profile_of((1, 2, 4), (16, 256, 512))
+PROFILES = (MANY, ALONE, LONG)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "picked"),
+    [
+        (1, 1, ALONE),
+        (1, 128, ALONE),  # all three take it
+        (2, 128, LONG),  # 4 x 512 cells at most, MANY has 64 x 128
+        (5, 16, MANY),
+        (64, 128, MANY),
+        (4, 512, LONG),
+    ],
+)
+def test_the_tightest_profile_that_takes_the_sizes_is_picked(
+    batch: int, length: int, picked: Profile
+) -> None:
+    assert PROFILES[pick(PROFILES, {"batch": batch, "length": length})] is picked
+
+
+def test_of_profiles_as_tight_the_one_tuned_nearest_is_picked_else_the_first() -> None:
+    short, long = profile_of((1, 1, 4), (1, 16, 128)), profile_of((1, 1, 4), (1, 100, 128))
+    assert pick((short, long), {"batch": 1, "length": 20}) == 0
+    assert pick((short, long), {"batch": 1, "length": 90}) == 1
+    assert pick((long, short), {"batch": 1, "length": 40}) == 0  # as far from 16 as from 100
+    assert pick((short, long), {"batch": 1, "length": 40}) == 0
+
+
+def test_sizes_within_the_hull_but_in_no_profile_are_refused_with_all_of_them() -> None:
+    assert hull(PROFILES) == profile_of((1, 8, 64), (1, 64, 512))
+    feeds = {"input_ids": zeros(8, 512)}
+    sizes = admit((IDS,), hull(PROFILES), feeds)
+    with pytest.raises(
+        ShapeError,
+        match=r"^batch 8, length 512: in none of the profiles that the engine was built for: "
+        r"batch 1:8:64, length 16:64:128; batch 1:1:1, length 1:64:128; batch 1:2:4, length 16:256:512$",
+    ):
+        pick(PROFILES, sizes)
+
+
+def test_of_a_single_profile_the_axis_that_is_outside_is_named() -> None:
+    assert pick((LONG,), {"batch": 4, "length": 16}) == 0
+    with pytest.raises(ShapeError, match=r"^axis 'length' is 513; built for 16\.\.512$"):
+        pick((LONG,), {"batch": 4, "length": 513})
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (2, 1, 3), (1, 3, 2)])

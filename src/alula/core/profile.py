@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log, prod
 
 from alula.core.errors import InputError, ShapeError
 from alula.core.tensor import Feeds, TensorSpec, axis_sizes
@@ -48,6 +49,47 @@ class Profile:
             built = self.axes[axis]
             if not built.min <= size <= built.max:
                 raise ShapeError(f"axis {axis!r} is {size}; built for {built.min}..{built.max}")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis} {sizes}" for axis, sizes in self.axes.items())
+
+
+def hull(profiles: Sequence[Profile]) -> Profile:
+    """The profile that spans all of these, which have the same axes; the first one's tuned sizes are its own."""
+    first = profiles[0]
+    return Profile(
+        {
+            axis: Range(
+                min(profile.axes[axis].min for profile in profiles),
+                sizes.opt,
+                max(profile.axes[axis].max for profile in profiles),
+            )
+            for axis, sizes in first.axes.items()
+        }
+    )
+
+
+def pick(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
+    """The index of the tightest profile that takes these sizes; where several are as tight, the one tuned nearest.
+
+    Tight is what has the least room at its largest, since engines reserve memory and choose kernels for that.
+    """
+    if fitting := [at for at, profile in enumerate(profiles) if profile.takes(sizes)]:
+        return min(fitting, key=lambda at: (*_room(profiles[at], sizes), at))
+    if len(profiles) == 1:
+        profiles[0].check(sizes)
+    given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+    built = "; ".join(str(profile) for profile in profiles)
+    raise ShapeError(f"{given}: in none of the profiles that the engine was built for: {built}")
+
+
+def _room(profile: Profile, sizes: Mapping[str, int]) -> tuple[int, float]:
+    """How much a profile takes at its largest, and how far from these sizes it is tuned."""
+    ranges = [(profile.axes[axis], size) for axis, size in sizes.items()]
+    # To twelve places: what is as far to one side as another is to the other must not be told apart by rounding.
+    return prod(r.max for r, _ in ranges), round(
+        sum(abs(log(r.opt / max(size, 1))) for r, size in ranges), 12
+    )
 
 
 def admit(inputs: tuple[TensorSpec, ...], profile: Profile, feeds: Feeds) -> dict[str, int]:
