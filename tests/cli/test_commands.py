@@ -159,7 +159,7 @@ def test_bench_reports_rows_and_keeps_them(built: tuple[Path, Path, dict[str, An
     [
         (("build", "MODEL", "-o", "OUT", "--frobnicate"), "No such option: --frobnicate"),
         (("build", "MODEL", "-o", "OUT", "--target", "tpu"), "no target 'tpu'"),
-        (("build", "MODEL", "-o", "OUT", "--target", "tensorrt"), "'tensorrt' is not built yet"),
+        (("build", "MODEL", "-o", "OUT", "--target", "cuda"), "'cuda' is not built yet"),
         (("build", "MODEL", "-o", "OUT", "--precision", "int3"), "precision 'int3' is not one of"),
         (
             ("build", "MODEL", "-o", "OUT", "--target", "onnxruntime", "--precision", "bf16"),

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+from alula import engines
+from alula.core.engine import Traits
 from alula.core.errors import InputError, MissingExtraError
 from alula.engines import BACKENDS, TARGETS, backend, importable, resolve
+
+THERE_ARE = "there are auto, cpu, openvino, onnxruntime, tensorrt, tensorrt-rtx"
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
@@ -34,21 +39,18 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
         ("gpu", "no target 'gpu'"),
         ("fake", "no target 'fake'"),
         ("torch", "target 'torch' is what bundles are compared with, not built for"),
-        ("tensorrt", "target 'tensorrt' is not built yet"),
+        ("cuda", "target 'cuda' is not built yet"),
     ],
 )
 def test_a_target_that_nothing_is_built_for_is_refused_with_those_there_are(target: str, said: str) -> None:
-    with pytest.raises(InputError, match=f"^{said}; there are auto, cpu, openvino, onnxruntime$"):
+    with pytest.raises(InputError, match=f"^{said}; {THERE_ARE}$"):
         resolve(target)
     assert target not in TARGETS
 
 
-@pytest.mark.parametrize("name", ["cuda", "tensorrt", "tensorrt-rtx"])
-def test_engines_to_come_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InputError, match=f"^engine '{name}' is not built yet; there are "):
-        backend(name)
-    with pytest.raises(InputError, match=f"^target '{name}' is not built yet; there are auto, cpu, "):
-        resolve(name)
+def test_an_engine_to_come_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"^engine 'cuda' is not built yet; there are "):
+        backend("cuda")
 
 
 def test_torch_says_how_the_reference_is_opened() -> None:
@@ -67,6 +69,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name
 
 @pytest.mark.parametrize("target", ["auto", "cpu"])
 def test_auto_and_cpu_take_the_first_engine_installed(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    monkeypatch.setattr(engines, "traits", lambda name: Traits(cannot_run="there is no CUDA GPU here"))
     assert resolve(target) == "openvino"
     without(monkeypatch, "openvino")
     assert resolve(target) == "onnxruntime"
@@ -75,17 +78,50 @@ def test_auto_and_cpu_take_the_first_engine_installed(monkeypatch: pytest.Monkey
         resolve(target)
 
 
-def test_a_named_engine_is_never_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "openvino")
-    assert resolve("openvino") == "openvino"
-    with pytest.raises(MissingExtraError):
-        backend(resolve("openvino"))
+def test_auto_is_the_gpu_where_one_runs_what_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which libraries and GPUs there are is planted; no test needs a GPU."""
+    runs: dict[str, str] = {"tensorrt": "", "tensorrt-rtx": ""}
+    monkeypatch.setattr(engines, "BACKENDS", {**BACKENDS, **dict.fromkeys(runs, BACKENDS["fake"])})
+    monkeypatch.setattr(engines, "traits", lambda name: Traits(cannot_run=runs[name]))
+    for library in ("tensorrt", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    assert resolve("auto") == "tensorrt"
+    assert resolve("cpu") == "openvino"
+    runs["tensorrt"] = "TensorRT 8.6 has no kernels for compute capability 12.0"
+    assert resolve("auto") == "tensorrt-rtx"
+    runs["tensorrt-rtx"] = "there is no CUDA GPU here"
+    assert resolve("auto") == "openvino"
+    without(monkeypatch, "tensorrt", "tensorrt_rtx_bindings")
+    runs.clear()  # what is not installed is not asked about
+    assert resolve("auto") == "openvino"
+
+
+@pytest.mark.parametrize(
+    ("target", "library", "extra"),
+    [
+        ("openvino", "openvino", "cpu"),
+        ("onnxruntime", "onnxruntime", "cpu"),
+        ("tensorrt", "tensorrt", "tensorrt"),
+        ("tensorrt-rtx", "tensorrt_rtx_bindings", "tensorrt-rtx"),
+    ],
+)
+def test_a_named_target_is_never_replaced_by_another(
+    monkeypatch: pytest.MonkeyPatch, target: str, library: str, extra: str
+) -> None:
+    # microsoft/onnxruntime#23372: the GPU's libraries were absent, and the session was silently on the CPU.
+    without(monkeypatch, library)
+    with pytest.raises(
+        MissingExtraError, match=f"^target '{target}' needs: pip install 'alula\\[{extra}\\]'$"
+    ):
+        resolve(target)
+    monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    assert resolve(target) == target
 
 
 def test_choosing_an_engine_loads_no_other_vendor() -> None:
     script = (
         "import sys; from alula.engines import backend; backend('fake'); "
-        "print(sorted({'torch', 'transformers', 'openvino', 'onnxruntime'} & set(sys.modules)))"
+        "print(sorted({'torch', 'openvino', 'onnxruntime', 'tensorrt_rtx_bindings', 'cuda'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -48,11 +48,17 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "fake": _fake,
 }
 
-# In the order "auto" and "cpu" try them: OpenVINO was the faster one on every CPU measured.
+# In the order they are tried: OpenVINO was the faster one on every CPU measured.
 CPU = ("openvino", "onnxruntime")
-TARGETS = ("auto", "cpu", *CPU)
+GPU = ("tensorrt", "tensorrt-rtx")
+TARGETS = ("auto", "cpu", *CPU, *GPU)
 """What a bundle may be built for; the other backends are the reference and a stand-in for tests."""
-NOT_YET = ("cuda", "tensorrt", "tensorrt-rtx")
+NOT_YET = ("cuda",)
+
+LIBRARIES: Mapping[str, str] = {"tensorrt-rtx": "tensorrt_rtx_bindings"}
+"""What an engine's library is imported as, where that is not the engine's own name."""
+EXTRAS: Mapping[str, str] = {"openvino": "cpu", "onnxruntime": "cpu"}
+"""The extra that brings an engine's library, where it is not of the engine's own name."""
 
 
 def backend(name: str) -> Backend:
@@ -71,25 +77,31 @@ def traits(name: str) -> Traits:
 
 def importable(name: str) -> bool:
     """Whether the library behind an engine can be imported here."""
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    return name == "fake" or find_spec(name) is not None
+    library = LIBRARIES.get(name, name)
+    if library in sys.modules:
+        return sys.modules[library] is not None
+    return name == "fake" or find_spec(library) is not None
 
 
 def resolve(target: str) -> str:
-    """The engine that a target names: "auto" and "cpu" choose one, every other name is that engine or refused."""
+    """The engine that a target names, whose library is here: "auto" and "cpu" choose one, nothing else is replaced.
+
+    "auto" is a GPU's where one can run what is compiled for it, and the CPU's everywhere else.
+    """
     there_are = f"there are {', '.join(TARGETS)}"
     if target in {"auto", "cpu"}:
-        for name in CPU:
-            if importable(name):
+        for name in (*GPU, *CPU) if target == "auto" else CPU:
+            if name in BACKENDS and importable(name) and (name in CPU or not traits(name).cannot_run):
                 return name
         raise MissingExtraError(f"target {target!r}", "cpu")
     if target in NOT_YET:
         raise InputError(f"target {target!r} is not built yet; {there_are}")
     if target == "torch":
         raise InputError(f"target 'torch' is what bundles are compared with, not built for; {there_are}")
-    if target not in CPU:
+    if target not in TARGETS:
         raise InputError(f"no target {target!r}; {there_are}")
+    if not importable(target):
+        raise MissingExtraError(f"target {target!r}", EXTRAS.get(target, target))
     return target
 
 
