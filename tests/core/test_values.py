@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from alula.core.check import Check, Reference, reference_named, verified
+from alula.core.engine import Plan
 from alula.core.errors import InputError, ShapeError
 from alula.core.profile import Profile, Range, admit, hull, pick
 from alula.core.tensor import TensorSpec, axis_sizes
@@ -88,20 +89,64 @@ def test_of_profiles_as_tight_the_one_tuned_nearest_is_picked_else_the_first() -
 
 def test_sizes_within_the_hull_but_in_no_profile_are_refused_with_all_of_them() -> None:
     assert hull(PROFILES) == profile_of((1, 8, 64), (1, 64, 512))
-    feeds = {"input_ids": zeros(8, 512)}
-    sizes = admit((IDS,), hull(PROFILES), feeds)
-    with pytest.raises(
-        ShapeError,
-        match=r"^batch 8, length 512: in none of the profiles that the engine was built for: "
-        r"batch 1:8:64, length 16:64:128; batch 1:1:1, length 1:64:128; batch 1:2:4, length 16:256:512$",
-    ):
-        pick(PROFILES, sizes)
+    said = (
+        r"^batch 8, length 512: in none of the profiles that the engine was built for: "
+        r"batch 1:8:64, length 16:64:128; batch 1:1:1, length 1:64:128; batch 1:2:4, length 16:256:512$"
+    )
+    with pytest.raises(ShapeError, match=said):
+        pick(PROFILES, {"batch": 8, "length": 512})
+    plan = Plan(profile=hull(PROFILES), tuned=PROFILES)
+    assert plan.profiles == PROFILES
+    with pytest.raises(ShapeError, match=said):
+        admit((IDS,), plan.profile, {"input_ids": zeros(8, 512)})
+    admit((IDS,), plan.profile, {"input_ids": zeros(4, 512)})
+    with pytest.raises(ShapeError, match=r"^axis 'batch' is 65; built for 1\.\.64$"):
+        admit((IDS,), plan.profile, {"input_ids": zeros(65, 16)})
+
+
+def test_a_plan_without_tuned_profiles_has_one() -> None:
+    assert Plan(profile=MANY).profiles == (MANY,)
 
 
 def test_of_a_single_profile_the_axis_that_is_outside_is_named() -> None:
     assert pick((LONG,), {"batch": 4, "length": 16}) == 0
     with pytest.raises(ShapeError, match=r"^axis 'length' is 513; built for 16\.\.512$"):
         pick((LONG,), {"batch": 4, "length": 513})
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "padded"),
+    [
+        (1, 5, (1, 5)),  # ALONE takes it as it is
+        (2, 5, (2, 16)),
+        (3, 200, (3, 200)),
+        (9, 1, (9, 16)),
+    ],
+)
+def test_sizes_are_padded_to_the_least_that_a_profile_takes(
+    batch: int, length: int, padded: tuple[int, int]
+) -> None:
+    profile = Plan(profile=hull(PROFILES), tuned=PROFILES).profile
+    assert profile.padded({"batch": batch, "length": length}) == {"batch": padded[0], "length": padded[1]}
+
+
+def test_what_no_padding_makes_fit_is_refused() -> None:
+    profile = Plan(profile=hull(PROFILES), tuned=PROFILES).profile
+    with pytest.raises(ShapeError, match="batch 5, length 129: in none of the profiles"):
+        profile.padded({"batch": 5, "length": 129})
+    with pytest.raises(ShapeError, match="axis 'length' is 513"):
+        profile.padded({"batch": 5, "length": 513})
+
+
+def test_the_longer_the_rows_the_fewer_go_into_one_call() -> None:
+    profile = Plan(profile=hull(PROFILES), tuned=PROFILES).profile
+    assert [profile.most("batch", {"length": length}) for length in (1, 128, 129, 512, 513)] == [
+        64,
+        64,
+        4,
+        4,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (2, 1, 3), (1, 3, 2)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,10 +29,14 @@ class Plan:
     portable: bool = False
     strip_weights: bool = False
 
+    def __post_init__(self) -> None:
+        # So that whoever makes batches for the engine by its profile knows of the gaps.
+        object.__setattr__(self, "profile", replace(self.profile, tuned=self.tuned))
+
     @property
     def profiles(self) -> tuple[Profile, ...]:
         """Those that are tuned for, one at least."""
-        return self.tuned or (self.profile,)
+        return self.profile.parts
 
 
 LAYERS = "layers.json"

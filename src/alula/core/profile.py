@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, prod
 
 from alula.core.errors import InputError, ShapeError
@@ -28,9 +28,19 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One range per named axis; tensors that share an axis cannot disagree."""
+    """One range per named axis; tensors that share an axis cannot disagree.
+
+    With `tuned`, narrower ones of the same axes, sizes must lie in one of those too: what an engine with several
+    profiles takes may have gaps. A plan fills it in.
+    """
 
     axes: Mapping[str, Range]
+    tuned: tuple[Profile, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Profile, ...]:
+        """The profiles it is made of, each without gaps: the tuned ones, or itself."""
+        return self.tuned or (self,)
 
     def shapes(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The (min, opt, max) shapes of one tensor."""
@@ -41,14 +51,38 @@ class Profile:
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Whether the engine was built for these sizes."""
+        if self.tuned:
+            return any(part.takes(sizes) for part in self.tuned)
         return all(self.axes[axis].min <= size <= self.axes[axis].max for axis, size in sizes.items())
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Refuse sizes the engine was not built for, naming the axis and the range."""
+        """Refuse sizes the engine was not built for, naming the axis and the range, or all profiles."""
         for axis, size in sizes.items():
             built = self.axes[axis]
             if not built.min <= size <= built.max:
                 raise ShapeError(f"axis {axis!r} is {size}; built for {built.min}..{built.max}")
+        if not self.takes(sizes):
+            given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+            built_for = "; ".join(str(part) for part in self.tuned)
+            raise ShapeError(f"{given}: in none of the profiles that the engine was built for: {built_for}")
+
+    def padded(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The least sizes that are taken and none of which is below these; `check` refuses where there are none."""
+        fitting = [
+            {axis: max(size, part.axes[axis].min) for axis, size in sizes.items()}
+            for part in self.parts
+            if all(size <= part.axes[axis].max for axis, size in sizes.items())
+        ]
+        if not fitting:
+            self.check(sizes)
+        return min(fitting, key=lambda padded: prod(padded.values()))
+
+    def most(self, axis: str, sizes: Mapping[str, int]) -> int:
+        """The largest size of one axis beside these sizes of others, which may be padded; 0 where none is taken."""
+        fitting = [
+            part for part in self.parts if all(size <= part.axes[other].max for other, size in sizes.items())
+        ]
+        return max((part.axes[axis].max for part in fitting), default=0)
 
     def __str__(self) -> str:
         return ", ".join(f"{axis} {sizes}" for axis, sizes in self.axes.items())
@@ -74,13 +108,11 @@ def pick(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
 
     Tight is what has the least room at its largest, since engines reserve memory and choose kernels for that.
     """
-    if fitting := [at for at, profile in enumerate(profiles) if profile.takes(sizes)]:
-        return min(fitting, key=lambda at: (*_room(profiles[at], sizes), at))
-    if len(profiles) == 1:
-        profiles[0].check(sizes)
-    given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-    built = "; ".join(str(profile) for profile in profiles)
-    raise ShapeError(f"{given}: in none of the profiles that the engine was built for: {built}")
+    fitting = [at for at, profile in enumerate(profiles) if profile.takes(sizes)]
+    if not fitting:
+        spanning = profiles[0] if len(profiles) == 1 else replace(hull(profiles), tuned=tuple(profiles))
+        spanning.check(sizes)
+    return min(fitting, key=lambda at: (*_room(profiles[at], sizes), at))
 
 
 def _room(profile: Profile, sizes: Mapping[str, int]) -> tuple[int, float]:
