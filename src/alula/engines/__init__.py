@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -27,6 +28,12 @@ def _onnxruntime() -> Backend:
     return OnnxRuntime()
 
 
+def _tensorrt(name: str) -> Backend:
+    from alula.engines.tensorrt.backend import TensorRt  # noqa: PLC0415 - like the others
+
+    return TensorRt(name)
+
+
 def _torch() -> Backend:
     _need("torch", "torch")
     raise InputError(
@@ -44,6 +51,8 @@ def _fake() -> Backend:
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "openvino": _openvino,
     "onnxruntime": _onnxruntime,
+    "tensorrt": partial(_tensorrt, "tensorrt"),
+    "tensorrt-rtx": partial(_tensorrt, "tensorrt-rtx"),
     "torch": _torch,
     "fake": _fake,
 }
@@ -72,7 +81,11 @@ def backend(name: str) -> Backend:
 
 def traits(name: str) -> Traits:
     """What the version found of a runtime, and this machine, mean for a build."""
-    return Traits()
+    if name not in GPU:
+        return Traits()
+    from alula.engines.tensorrt.backend import traits_of  # noqa: PLC0415 - CPU engines do without
+
+    return traits_of(name)
 
 
 def importable(name: str) -> bool:

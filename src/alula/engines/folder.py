@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from operator import eq
 from pathlib import Path
 
 from alula.core.engine import Engine
@@ -25,12 +27,13 @@ def write(engine: Engine, files: tuple[str, ...] = ()) -> None:
     (engine.path / RECORD).write_text(json.dumps({**record, "files": sizes}, indent=1) + "\n")
 
 
-def check(engine: Engine, running: str) -> None:
+def check(engine: Engine, running: str, runs_on: Callable[[str, str], bool] = eq) -> None:
     """Refuse an engine that was built for something else, or whose files are missing or cut short.
 
-    Runtimes read compiled engines without looking, so what they are handed must be right.
+    Runtimes read compiled engines without looking, so what they are handed must be right. `runs_on` says whether what
+    was built for the first target runs on the second.
     """
-    if engine.target != running:
+    if not runs_on(engine.target, running):
         raise EngineError(_foreign(engine.path, engine.target, running))
     path = engine.path / RECORD
     try:
@@ -40,7 +43,7 @@ def check(engine: Engine, running: str) -> None:
         raise EngineError(f"{path} is missing; build the engine again") from error
     except (ValueError, TypeError, ManifestError) as error:
         raise EngineError(f"{path} is damaged ({error}); build the engine again") from error
-    if target != running:
+    if not runs_on(target, running):
         raise EngineError(_foreign(engine.path, target, running))
     for name, size in files.items():
         _check_size(engine.path / name, size)

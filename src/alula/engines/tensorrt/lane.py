@@ -1,0 +1,291 @@
+"""Room for one request on the GPU: a stream, buffers that are sized once, contexts, captured graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alula.core.errors import RunError, ShapeError
+from alula.core.profile import Profile
+from alula.core.tensor import Array, TensorSpec
+from alula.engines.cuda import Buffer, Cuda, view
+from alula.engines.tensorrt.refusals import NO_REASON, one_line
+from alula.engines.tensorrt.shapes import Key
+
+logger = logging.getLogger(__name__)
+
+# TensorRT's words for numpy's; it has no others that numpy knows.
+DTYPES: Mapping[str, str] = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+
+
+MOST_GRAPHS = 64
+"""Graphs that one lane keeps; beyond, the one longest unused goes."""
+MOST_SHAPES = 1024
+"""Shapes that one lane remembers, likewise."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a library loaded; released in the order that it asks for."""
+
+    name: str
+    module: Any
+    engine: Any
+    runtime: Any
+    heard: Any
+
+    def close(self) -> None:
+        """Release the engine, then its runtime."""
+        self.engine = None
+        self.runtime = None
+
+    def dtype(self, tensor: str) -> str:
+        """What numpy calls the type of an input or output; 8.6 has int32 where the graph has int64."""
+        kind = self.engine.get_tensor_dtype(tensor).name
+        if kind not in DTYPES:
+            raise RunError(f"{tensor} is {kind}, which numpy has no type for")
+        return DTYPES[kind]
+
+    def scratch_bytes(self) -> int:
+        """What activations take at most, over all profiles."""
+        for attribute in ("device_memory_size_v2", "device_memory_size"):
+            if hasattr(self.engine, attribute):
+                return int(getattr(self.engine, attribute))
+        raise RunError(f"{self.name} does not say how much memory its activations take")
+
+    def context(self) -> Any:
+        """A context whose activations get memory from us."""
+        strategies = getattr(self.module, "ExecutionContextAllocationStrategy", None)
+        if strategies is not None:
+            made = self.engine.create_execution_context(strategies.USER_MANAGED)
+        else:
+            made = self.engine.create_execution_context_without_device_memory()
+        if made is None:
+            raise RunError(f"no execution context: {self.reason()}")
+        return made
+
+    def reason(self) -> str:
+        """What the library said last."""
+        return one_line("; ".join(self.heard.errors[-2:])) or NO_REASON
+
+
+@dataclass(slots=True)
+class Seen:
+    """A shape that ran here: by which profile, the shapes of all tensors, and how often launch by launch."""
+
+    profile: int
+    shapes: Mapping[str, tuple[int, ...]]
+    runs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A request in a lane: its sizes, those it runs at, and how it runs."""
+
+    lane: Lane
+    key: Key
+    at: Key
+    replayed: bool
+
+
+class Lane:
+    """One request at a time. Inputs go into page-locked memory; copies and layers are queued on one stream."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        cuda: Cuda,
+        profiles: Sequence[Profile],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+    ) -> None:
+        self.graphs: OrderedDict[Key, int] = OrderedDict()
+        self._loaded, self._cuda = loaded, cuda
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._dtypes = {spec.name: loaded.dtype(spec.name) for spec in (*inputs, *outputs)}
+        self._contexts: dict[int, Any] = {}
+        self._at: dict[int, Key] = {}
+        self._seen: OrderedDict[Key, Seen] = OrderedDict()
+        self._capturable = True
+        self._host: dict[str, Buffer] = {}
+        self._device: dict[str, Buffer] = {}
+        self._scratch = Buffer(0, 0)
+        self._stream = cuda.stream()
+        try:
+            self._allocate(profiles)
+        except BaseException:
+            self.close()
+            raise
+
+    def _allocate(self, profiles: Sequence[Profile]) -> None:
+        self._scratch = self._cuda.malloc(self._loaded.scratch_bytes())
+        sizes: dict[str, int] = {}
+        for index, profile in enumerate(profiles):
+            largest = {spec.name: profile.shapes(spec)[2] for spec in self._inputs}
+            for name, shape in self._reshape(index, largest).items():
+                wanted = int(np.prod(shape, dtype=np.int64)) * np.dtype(self._dtypes[name]).itemsize
+                sizes[name] = max(wanted, sizes.get(name, 0))
+        for name, size in sizes.items():
+            self._device[name] = self._cuda.malloc(size)
+            self._host[name] = self._cuda.malloc_pinned(size)
+        for context in self._contexts.values():
+            self._bind(context)
+
+    def _bind(self, context: Any) -> None:
+        for name, buffer in self._device.items():
+            context.set_tensor_address(name, buffer.address)
+
+    def _context(self, profile: int) -> Any:
+        """The context of a profile; all share the lane's scratch memory, since one runs at a time."""
+        if profile not in self._contexts:
+            context = self._loaded.context()
+            if hasattr(context, "set_device_memory"):
+                context.set_device_memory(self._scratch.address, self._scratch.size)
+            else:
+                context.device_memory = self._scratch.address
+            if not context.set_optimization_profile_async(profile, self._stream):
+                raise RunError(f"profile {profile} cannot be set: {self._loaded.reason()}")
+            self._cuda.synchronize(self._stream)
+            self._contexts[profile] = context
+            if self._device:
+                self._bind(context)
+        return self._contexts[profile]
+
+    def _reshape(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Tell the context its input shapes; the shapes of all tensors."""
+        context = self._context(profile)
+        for name, shape in shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise RunError(f"{name} cannot have shape {shape}: {self._loaded.reason()}")
+        found = {
+            spec.name: tuple(int(d) for d in context.get_tensor_shape(spec.name)) for spec in self._outputs
+        }
+        if unknown := [name for name, shape in found.items() if any(d < 0 for d in shape)]:
+            raise RunError(f"the size of output {unknown[0]!r} depends on values, which is not taken")
+        return {**shapes, **found}
+
+    def fill(self, spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> None:
+        """Write an input into page-locked memory, padded to `shape`: rows by the first row, all else by noughts."""
+        dtype = self._dtypes[spec.name]
+        into = view(self._host[spec.name], dtype, shape)
+        if dtype != spec.dtype:
+            _check_range(spec.name, array, dtype)
+        if array.shape == shape:
+            np.copyto(into, array, casting="unsafe")
+            return
+        into[...] = 0
+        into[tuple(slice(size) for size in array.shape)] = array
+        if len(array) < shape[0]:
+            into[len(array) :] = into[0]
+
+    def start(self, at: Key, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Queue copies in, layers, copies out; whether a captured graph did it."""
+        if at in self.graphs:
+            self.graphs.move_to_end(at)
+            self._seen.move_to_end(at)
+            self._cuda.launch(self.graphs[at], self._stream)
+            return True
+        if self._at.get(profile) != at or at not in self._seen:
+            self._at.pop(profile, None)
+            runs = self._seen[at].runs if at in self._seen else 0
+            self._seen[at] = Seen(profile, self._reshape(profile, shapes), runs)
+            self._at[profile] = at
+        self._seen.move_to_end(at)
+        while len(self._seen) > MOST_SHAPES:
+            self._forget(next(iter(self._seen)))
+        self._enqueue(at)
+        return False
+
+    def wait(self) -> None:
+        """Until the request is done."""
+        self._cuda.synchronize(self._stream)
+
+    def output(self, name: str, at: Key) -> Array:
+        """An output of the request that is done, in the lane's own memory."""
+        return view(self._host[name], self._dtypes[name], self._seen[at].shapes[name])
+
+    def comes_again(self, at: Key) -> bool:
+        """Count a run launch by launch; whether the shape had one before, so that capturing it pays."""
+        seen = self._seen[at]
+        seen.runs += 1
+        return seen.runs > 1
+
+    def capture(self, at: Key) -> tuple[int, int]:
+        """Capture the shape that just ran; how many graphs were added and let go."""
+        if not self._capturable:
+            return 0, 0
+        context = self._contexts[self._seen[at].profile]
+        can = getattr(context, "is_stream_capturable", None)
+        try:
+            if can is not None and not can(self._stream):
+                raise RunError("TensorRT says that it cannot be captured")  # noqa: TRY301 - one way out for both
+            self.graphs[at] = self._cuda.capture(self._stream, lambda: self._enqueue(at))
+        except RunError as error:
+            if self._cuda.lost:
+                raise
+            logger.warning("%s runs without CUDA graphs: %s", self._loaded.name, error)
+            self._capturable = False
+            return 0, 0
+        evicted = 0
+        while len(self.graphs) > MOST_GRAPHS:
+            self._forget(next(iter(self.graphs)))
+            evicted += 1
+        return 1, evicted
+
+    def _forget(self, at: Key) -> None:
+        if at in self.graphs:
+            self._cuda.destroy_graph(self.graphs.pop(at))
+        self._seen.pop(at, None)
+
+    def _enqueue(self, at: Key) -> None:
+        seen = self._seen[at]
+        for spec in self._inputs:
+            size = self._bytes(spec.name, seen.shapes)
+            self._cuda.copy_in(self._device[spec.name], self._host[spec.name], size, self._stream)
+        if not self._contexts[seen.profile].execute_async_v3(self._stream):
+            raise RunError(f"{self._loaded.name} failed: {self._loaded.reason()}")
+        for spec in self._outputs:
+            size = self._bytes(spec.name, seen.shapes)
+            self._cuda.copy_out(self._host[spec.name], self._device[spec.name], size, self._stream)
+
+    def _bytes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(self._dtypes[name]).itemsize
+
+    def close(self) -> None:
+        """Release graphs, contexts and memory; what a lost GPU refuses is gone with the process."""
+        with contextlib.suppress(RunError):
+            self._cuda.synchronize(self._stream)
+            for graph in self.graphs.values():
+                self._cuda.destroy_graph(graph)
+            self.graphs.clear()
+            self._contexts.clear()
+            for buffer in (*self._device.values(), self._scratch):
+                self._cuda.free(buffer)
+            for buffer in self._host.values():
+                self._cuda.free_pinned(buffer)
+            self._device, self._host, self._scratch = {}, {}, Buffer(0, 0)
+            self._cuda.destroy_stream(self._stream)
+
+
+def _check_range(name: str, array: Array, dtype: str) -> None:
+    """Refuse whole numbers that the engine's narrower type cannot hold."""
+    if not array.size or np.dtype(dtype).kind != "i":
+        return
+    bounds = np.iinfo(dtype)
+    low, high = int(array.min()), int(array.max())
+    if low < bounds.min or high > bounds.max:
+        raise ShapeError(f"{name}: has {low if low < bounds.min else high}, the engine takes {dtype}")

@@ -1,0 +1,105 @@
+"""Why a graph did not become an engine, in words that lead to its node and to a cure. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"not supported by a dedicated kernel",
+        "attention needs fp16 or bf16 and a head size of 32, 64, 72 or 128 there; "
+        "build with --precision fp16, or with --opset 17, which writes attention out",
+    ),
+    (
+        r"No importer registered for op|UNSUPPORTED_NODE|unsupported operator|No Plugin",
+        "this TensorRT does not know the operator; a lower --opset may write it in older ones, "
+        "or build for --target onnxruntime",
+    ),
+    (
+        r"opset|IR version|UNSUPPORTED_GRAPH.*version",
+        "this TensorRT reads older graphs only; build with a lower --opset, such as 17",
+    ),
+    (
+        r"(?i)failed to open|weights? file|external data|No such file",
+        "keep the .data file beside the .onnx file, under its own name",
+    ),
+    (
+        r"(?i)could not find any implementation|no implementation",
+        "no kernel within the limits: raise --workspace, or build that layer in another precision (--precision mixed)",
+    ),
+    (
+        r"(?i)out ?of ?memory|insufficient (workspace|memory)|OutOfMemory",
+        "lower the largest sizes of the profile, --workspace or --level, or free the GPU's memory",
+    ),
+    (
+        r"(?i)data-dependent|nonzero|shape tensor|IShapeLayer.*input",
+        "sizes that depend on values are not taken; give the axis as an input's own",
+    ),
+    (
+        r"(?i)type mismatch|must have (the )?same type|types? .*(differ|mismatch)|must be of type",
+        "the types at this node do not fit; the file itself may be at fault: try --target onnxruntime",
+    ),
+    (
+        r"(?i)no CUDA-capable device|CUDA initialization failure|insufficient driver|cuInit|"
+        r"no NVIDIA|cudaErrorNoDevice|CUDA error 35|CUDA error 100",
+        "there is no GPU or no driver here: compile where the engine is to run",
+    ),
+    (
+        r"(?i)(profile|kMIN|kOPT|kMAX).*(dimension|shape|invalid)",
+        "the profile does not fit the graph: look at --batch, --length and --axis",
+    ),
+)
+
+NO_REASON = "TensorRT gave no reason"
+
+# Names as our passes write them: the layer is what comes before the last slash.
+_PLACE = re.compile(r"[\[\(]?[Nn]ode[ :]+(?:name: )?['\"]?(?P<name>[\w./:+-]+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One error of the parser: which node of the file, of which kind, and what is wrong with it."""
+
+    text: str
+    node: str = ""
+    kind: str = ""
+    where: str = ""
+
+
+def refusal(graph: str, faults: Sequence[Fault], said: Sequence[str], runtime: str) -> str:
+    """One line: what could not be compiled, the node and its layer, the reason, the cure."""
+    first = faults[0] if faults else Fault(text=next(iter(said), NO_REASON), node=_node_in(said))
+    text = one_line(first.text) or NO_REASON
+    at = f" at node {first.node!r}" if first.node else ""
+    kind = f" ({first.kind})" if first.kind else ""
+    layer = layer_of(first.node)
+    of = f" of layer {layer!r}" if layer else ""
+    more = f"; {len(faults) - 1} more nodes are refused" if len(faults) > 1 else ""
+    cure = cure_for(" ".join((first.kind, text, *said)))
+    return f"{runtime} cannot compile {graph}{at}{kind}{of}: {text}{more}" + (f"; {cure}" if cure else "")
+
+
+def cure_for(text: str) -> str:
+    """What is likely to help; empty where nothing is known."""
+    return next((cure for pattern, cure in _CURES if re.search(pattern, text)), "")
+
+
+def layer_of(node: str) -> str:
+    """The layer of the model that a node was written for: its name without the last part."""
+    return node.rpartition("/")[0] if "/" in node else ""
+
+
+def one_line(text: str) -> str:
+    """A message without line breaks and without the places in the library's source."""
+    kept = re.sub(r"\[?\w*\.(cpp|h|cc)(:\w*)*:?\d*\]?", "", text)
+    kept = re.sub(r"In (function|node)[^:]*:\s*", "", kept)
+    return re.sub(r"\s+", " ", kept).strip(" :;,.")
+
+
+def _node_in(said: Sequence[str]) -> str:
+    for line in said:
+        if (found := _PLACE.search(line)) is not None:
+            return found["name"]
+    return ""
