@@ -73,12 +73,14 @@ class Traits:
     """What a runtime's version, and the machine it is on, mean for a build.
 
     `opset` is the newest that it reads well, None for any; `lacks` are offered precisions that this version has not,
-    with the reason; `cannot_run` says why what is compiled here cannot be run here, empty if it can.
+    with the reason, and so are options of the command line, by their names, that it cannot obey. `cannot_run` says why
+    what is compiled here cannot be run here, `cannot_compile` why nothing can be compiled here; empty if it can.
     """
 
     opset: int | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
     cannot_run: str = ""
+    cannot_compile: str = ""
 
 
 class Session(Protocol):
