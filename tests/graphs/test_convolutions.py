@@ -16,7 +16,17 @@ import pytest
 from numpy.typing import NDArray
 
 from alula.core.errors import CompileError, InputError
-from alula.graphs import channel_axes, costs, layers, observe, quantize, rewrite, smoothing_for, switchable
+from alula.graphs import (
+    channel_axes,
+    costs,
+    layers,
+    observe,
+    quantize,
+    rewrite,
+    scheme_for,
+    smoothing_for,
+    switchable,
+)
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.quantize import Scheme
 from alula.graphs.passes.split import SplitGemm
@@ -210,17 +220,19 @@ def test_what_a_convolution_gives_is_int8_where_that_is_asked_for(grow: Grower, 
     model = grow(build, SHAPE, ("batch", 4, 32, 32))
     ranges = {"n0/input": (-1.0, 1.0), "n0/output": (-1.0, 1.0)}
     assert kinds(quantize(model, ranges), tmp_path)["QLinearConv"] == 1
-    without = quantize(model, {"n0/input": (-1.0, 1.0)}, scheme=Scheme(outputs=False))
+    without = quantize(model, {"n0/input": (-1.0, 1.0)}, scheme=Scheme(exchange="sums"))
     assert Counter(node.op_type for node in without.graph)["QuantizeLinear"] == 1
     with pytest.raises(InputError, match="no range for n0/output; 1 ranges are given"):
         quantize(model, {"n0/input": (-1.0, 1.0)})
 
 
-@pytest.mark.parametrize("outputs", [True, False])
+@pytest.mark.parametrize(
+    "scheme", [Scheme(), Scheme(exchange="sums"), scheme_for("tensorrt")], ids=lambda one: str(one.exchange)
+)
 def test_switches_give_what_keeping_gives(
-    outputs: bool, model: ir.Model, ranges: Ranges, x: Floats, run_graph: Runner
+    scheme: Scheme, model: ir.Model, ranges: Ranges, x: Floats, run_graph: Runner
 ) -> None:
-    names, scheme = layers(model), Scheme(outputs=outputs)
+    names = layers(model)
     graph = switchable(model, ranges, scheme=scheme)
     some = np.random.default_rng(0).random((4, len(names))) < 0.5
     for flags in (

@@ -14,7 +14,18 @@ import pytest
 from numpy.typing import NDArray
 
 from alula.core.errors import CompileError, InputError
-from alula.graphs import costs, layers, load, observe, quantize, rewrite, save, smoothing_for, switchable
+from alula.graphs import (
+    costs,
+    layers,
+    load,
+    observe,
+    quantize,
+    rewrite,
+    save,
+    scheme_for,
+    smoothing_for,
+    switchable,
+)
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.quantize import Scheme
 from alula.graphs.passes.switch import SWITCHES, Switch
@@ -73,7 +84,9 @@ def patterns(count: int) -> list[NDArray[np.bool_]]:
     return [np.zeros(count, bool), np.ones(count, bool), *np.eye(count, dtype=bool), *some]
 
 
-@pytest.mark.parametrize("scheme", [Scheme(), Scheme(symmetric=True, weight_bits=8)])
+@pytest.mark.parametrize(
+    "scheme", [Scheme(), Scheme(symmetric=True, weight_bits=8), scheme_for("tensorrt")]
+)
 def test_every_pattern_is_what_keeping_the_others_gives(
     scheme: Scheme, model: ir.Model, ranges: Ranges, x: Floats, run_graph: Runner
 ) -> None:

@@ -21,6 +21,14 @@ from alula.graphs.passes.switch import Switch
 from alula.graphs.rewrite import Pass, rewrite
 
 _NONE: Factors = MappingProxyType({})
+# NVIDIA's guide to explicit quantisation: all inputs of layers with weights, no outputs, and of a sum the input that
+# is carried past the layers; activations per tensor, weights per channel.
+_TENSORRT = Scheme(symmetric=True, weight_bits=8, exchange="residuals", half_scales=True)
+_SCHEMES: Mapping[str, Scheme] = {
+    "openvino": Scheme(exchange="sums"),
+    "tensorrt": _TENSORRT,
+    "tensorrt-rtx": _TENSORRT,
+}
 _PREPARED: tuple[Pass, ...] = (
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     FoldAffine(),
@@ -33,9 +41,10 @@ def scheme_for(engine: str) -> Scheme:
     """How numbers become eight bits where this engine is to run fast.
 
     ONNX Runtime convolves in int8 only where the result is int8 as well; OpenVINO computes what follows in fp32, and
-    is slower with more to convert.
+    is slower with more to convert. TensorRT knows no zero points, computes a sum with the convolution before it if
+    what is added is int8 and what is convolved is not rounded in between, and has room for eight bits of weight.
     """
-    return Scheme(outputs=engine != "openvino")
+    return _SCHEMES.get(engine, DEFAULT)
 
 
 def layers(model: ir.Model) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,28 +25,31 @@ _CACHES = frozenset({"past_key", "past_value", "nonpad_kv_seqlen"})
 class DecomposeAttention(InPlacePass):
     """Replaces every Attention by MatMul, Add, Softmax and MatMul; rows that attend to nothing give zeros.
 
-    A constant linear in front of the query takes the scale into its weights.
+    A constant linear in front of the query takes the scale into its weights. With `which`, those it is true of alone.
     """
+
+    def __init__(self, which: Callable[[ir.Node], bool] = lambda node: True) -> None:
+        super().__init__()
+        self.which = which
 
     def requires(self, model: ir.Model) -> None:
         """No key-value cache, no second output, and head sizes that are known or given by `scale`."""
-        nodes = _attentions(model)
-        if any(_needs_shapes(node) for node in nodes):
+        if any(_needs_shapes(node) for node in _attentions(model)):
             ShapeInferencePass()(model)
-        for node in nodes:
+        for node in filter(self.which, _attentions(model)):
             if reason := _refusal(node):
                 raise PreconditionError(f"{node.name}: {reason}")
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite them one by one."""
-        nodes = _attentions(model)
+        nodes = list(filter(self.which, _attentions(model)))
         for node in nodes:
             _decompose(node)
         return PassResult(model, bool(nodes))
 
     def ensures(self, model: ir.Model) -> None:
-        """None is left."""
-        if left := _attentions(model):
+        """None of them is left."""
+        if left := list(filter(self.which, _attentions(model))):
             raise PostconditionError(f"{left[0].name}: still there")
 
 
@@ -60,7 +64,7 @@ def _input(node: ir.Node, name: str) -> ir.Value | None:
 
 def _needs_shapes(node: ir.Node) -> bool:
     query = node.inputs[0]
-    return query is None or query.shape is None or query.dtype is None or _head_size(node) is None
+    return query is None or query.shape is None or query.dtype is None or head_size(node) is None
 
 
 def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
@@ -78,12 +82,13 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
     of_query, of_key = _head_counts(node)
     if not of_query or not of_key or of_query % of_key:
         return f"the head counts of Q and K must be known and divide, not {of_query} and {of_key}"
-    if node.attributes.get_float("scale", None) is None and _head_size(node) is None:
+    if node.attributes.get_float("scale", None) is None and head_size(node) is None:
         return "the head size of Q must be known, or scale given"
     return ""
 
 
-def _head_size(node: ir.Node) -> int | None:
+def head_size(node: ir.Node) -> int | None:
+    """How many numbers one head of an Attention has; None where shapes do not tell."""
     query = node.inputs[0]
     if query is None or query.shape is None:
         return None
@@ -144,7 +149,7 @@ def _scale(node: ir.Node) -> float:
     given = node.attributes.get_float("scale", None)
     if given is not None:
         return given
-    size = _head_size(node)
+    size = head_size(node)
     assert size is not None
     return 1 / math.sqrt(size)
 

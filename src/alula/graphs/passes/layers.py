@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -13,6 +14,7 @@ FP32 = ir.DataType.FLOAT
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _FUSED = frozenset({"Relu", "Clip"})
 """What engines compute together with the product before it."""
+Exchange = Literal["outputs", "sums", "residuals"]
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
@@ -72,13 +74,18 @@ def result_of(node: ir.Node) -> ir.Value:
     return value
 
 
-def exchanged(model: ir.Model, outputs: bool) -> dict[ir.Value, ir.Node]:
+def exchanged(model: ir.Model, exchange: Exchange) -> dict[ir.Value, ir.Node]:
     """What others than layers read in int8, and the layer on whose account they do.
 
-    That is what a convolution gives to a sum or a pool, or shares with a sum, since engines then go on in int8; with
-    `outputs` it is whatever a convolution gives.
+    With "outputs" that is whatever a convolution gives; with "sums" what it gives to a sum or a pool, or shares with a
+    sum, since engines then go on in int8; with "residuals" what is added to the result of a convolution alone.
     """
     layers = layers_of(model)
+    found = _residuals(model, layers) if exchange == "residuals" else _given(layers, exchange == "outputs")
+    return {value: node for value, node in found.items() if outsiders(value, set(layers))}
+
+
+def _given(layers: list[ir.Node], outputs: bool) -> dict[ir.Value, ir.Node]:
     found: dict[ir.Value, ir.Node] = {}
     for node in layers:
         if is_convolution(node) and (outputs or _is_added(result_of(node)) or _is_pooled(result_of(node))):
@@ -86,7 +93,36 @@ def exchanged(model: ir.Model, outputs: bool) -> dict[ir.Value, ir.Node]:
     for node in layers:
         if is_convolution(node) and _is_added(read_by(node)):
             found.setdefault(read_by(node), node)
-    return {value: node for value, node in found.items() if outsiders(value, set(layers))}
+    return found
+
+
+def _residuals(model: ir.Model, layers: list[ir.Node]) -> dict[ir.Value, ir.Node]:
+    """By sum: the operand that no convolution gives, or of two the one given first, as far as its range is known."""
+    order = {node: at for at, node in enumerate(layers) if is_convolution(node)}
+    known = set(activations(model).values())
+    found: dict[ir.Value, ir.Node] = {}
+    for node in model.graph:
+        if node.op_type != "Add" or len(set(node.inputs)) != 2:
+            continue
+        # A convolution computes a sum with its own result, if nobody else reads that.
+        own = [value for value in node.inputs if value is not None and _is_own(value, order)]
+        if not own:
+            continue
+        last = max(own, key=lambda value: order[_producer(value)])
+        other = next(value for value in node.inputs if value is not last)
+        if other in known:
+            found.setdefault(other, _producer(last))
+    return found
+
+
+def _is_own(value: ir.Value, convolutions: dict[ir.Node, int]) -> bool:
+    return value.producer() in convolutions and len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
 
 
 def _is_added(value: ir.Value) -> bool:

@@ -14,6 +14,7 @@ from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, Precondi
 
 from alula.graphs.passes.edit import Editor, retype, weight
 from alula.graphs.passes.layers import (
+    Exchange,
     activations,
     exchanged,
     layers_of,
@@ -36,12 +37,14 @@ class Scheme:
     """How numbers become eight bits.
 
     Activations are uint8 with a zero point, or `symmetric` int8; weights int8, symmetric and per output channel,
-    with `weight_bits` of the eight used. With `outputs`, what a convolution gives to other nodes is int8 as well.
+    with `weight_bits` of the eight used. `exchange` is what others than layers read in int8 (`exchanged`). With
+    `half_scales` every scale is a number that fp16 holds, so that a graph may go on in fp16 with the same integers.
     """
 
     symmetric: bool = False
     weight_bits: int = 7
-    outputs: bool = True
+    exchange: Exchange = "outputs"
+    half_scales: bool = False
 
 
 # MiniLM, 96 texts for min-max ranges and 64 others to compare, worst and mean cosine to fp32; every linear ran as
@@ -96,7 +99,7 @@ class Quantize(InPlacePass):
         """Quantise each activation once, whoever reads it, and each weight by itself."""
         layers = layers_of(model)
         chosen = {node for node in layers if node.name not in self.keep}
-        others = exchanged(model, self.scheme.outputs)
+        others = exchanged(model, self.scheme.exchange)
         order = {node: at for at, node in enumerate(model.graph)}
         for value, name in rounded(model, self.keep, self.scheme).items():
             uses = [(use.node, use.idx) for use in value.uses() if use.node in chosen and use.idx == 0]
@@ -122,7 +125,7 @@ def rounded(model: ir.Model, keep: frozenset[str], scheme: Scheme) -> dict[ir.Va
     """The activations that somebody reads in int8 when these layers are kept, with their names."""
     names = {value: name for name, value in activations(model).items()}
     readers = [(read_by(node), node) for node in layers_of(model)]
-    read = [*readers, *exchanged(model, scheme.outputs).items()]
+    read = [*readers, *exchanged(model, scheme.exchange).items()]
     return {value: names[value] for value, node in read if node.name not in keep}
 
 
@@ -152,26 +155,24 @@ def step(span: Span, scheme: Scheme) -> tuple[np.float32, int]:
     low, high = min(span[0], 0.0), max(span[1], 0.0)
     if low == high:
         return np.float32(1.0), 0
-    if scheme.symmetric:
-        return np.float32(max(-low, high) / 127), 0
-    scale = np.float32((high - low) / 255)
-    return scale, round(-low / float(scale))
+    width = max(-low, high) / 127 if scheme.symmetric else (high - low) / 255
+    scale = _held(np.array(width, np.float32), scheme)[()]
+    return scale, 0 if scheme.symmetric else round(-low / float(scale))
 
 
 def quantize_weight(node: ir.Node, scheme: Scheme) -> None:
     """The constant as int8 with a scale per output channel, computed when the model is saved."""
     old, edit, tensor, axis = node.inputs[1], Editor(node), weight_of(node), output_axis(node)
     assert old is not None
-    most = (1 << (scheme.weight_bits - 1)) - 1
-    shape = tensor.shape.numpy()
+    shape, name = tensor.shape.numpy(), old.name
     scales = lazy(
         edit.graph,
-        f"{old.name}_scale",
+        f"{name}_scale",
         FP32,
         shape[axis : axis + 1],
-        lambda: _scales(tensor.numpy(), axis, most),
+        lambda: _scales(tensor.numpy(), axis, scheme),
     )
-    small = lazy(edit.graph, f"{old.name}_int8", INT8, shape, lambda: _rounded(tensor.numpy(), axis, most))
+    small = lazy(edit.graph, f"{name}_int8", INT8, shape, lambda: _rounded(tensor.numpy(), axis, scheme))
     restored = edit.op("DequantizeLinear", small, scales, dtype=FP32, axis=axis)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
     restored.shape = ir.Shape(shape)
@@ -189,14 +190,29 @@ def lazy(
     return weight(graph, name, tensor)
 
 
-def _scales(array: NDArray[np.float32], axis: int, most: int) -> NDArray[np.float32]:
+def _scales(array: NDArray[np.float32], axis: int, scheme: Scheme) -> NDArray[np.float32]:
     largest = np.abs(array).max(axis=tuple(other for other in range(array.ndim) if other != axis))
-    return np.where(largest > 0, largest / most, 1).astype(np.float32)
+    return _held(np.where(largest > 0, largest / _most(scheme), 1).astype(np.float32), scheme)
 
 
-def _rounded(array: NDArray[np.float32], axis: int, most: int) -> NDArray[np.int8]:
-    along = [1] * array.ndim
+def _most(scheme: Scheme) -> int:
+    """The largest integer that stands for a weight."""
+    return (1 << (scheme.weight_bits - 1)) - 1
+
+
+def _held(scales: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
+    """The scales, or the next larger ones that fp16 holds; what is beyond fp16 stays as it is."""
+    if not scheme.half_scales:
+        return scales
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    half = np.where(half < scales, np.nextafter(half, np.float16(np.inf)), half)
+    return np.where(np.isfinite(half), half, scales).astype(np.float32)
+
+
+def _rounded(array: NDArray[np.float32], axis: int, scheme: Scheme) -> NDArray[np.int8]:
+    along, most = [1] * array.ndim, _most(scheme)
     along[axis] = -1
-    scales = _scales(array, axis, most).reshape(along)
+    scales = _scales(array, axis, scheme).reshape(along)
     rounded: NDArray[np.int8] = np.rint(array / scales).clip(-most, most).astype(np.int8)
     return rounded

@@ -38,7 +38,7 @@ class Switch(InPlacePass):
         read = [names[read_by(node)] for node in layers]
         others = {
             value: (layers.index(node), outsiders(value, set(layers)))
-            for value, node in exchanged(model, self.scheme.outputs).items()
+            for value, node in exchanged(model, self.scheme.exchange).items()
         }
         order = {node: at for at, node in enumerate(model.graph)}
         model.graph.inputs.append(flags)
