@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from gpus import REASON, pretended
 from onnx import TensorProto, helper, numpy_helper
 
 from alula.core.engine import Engine, Plan, Session
@@ -27,7 +28,7 @@ PROFILE = Profile({"batch": Range(1, 4, 8), "length": Range(2, 8, 32)})
 RANDOM = np.random.default_rng(7)
 TABLE = RANDOM.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
 LINEAR = RANDOM.standard_normal((WIDTH, WIDTH)).astype(np.float32)
-KINDS = ("openvino", "onnxruntime", "torch", "fake")
+KINDS = ("openvino", "onnxruntime", "torch", "fake", "tensorrt", "tensorrt on a pretended GPU")
 
 Open = Callable[[], Session]
 
@@ -58,11 +59,11 @@ def write_graph(path: Path) -> Graph:
         [helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, spec.shape) for spec in OUTPUTS],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return Graph(
         path=path,
         digest="d" * 64,
-        opset=20,
+        opset=17,
         nodes=len(nodes),
         precision="fp32",
         inputs=INPUTS,
@@ -108,9 +109,12 @@ def opener(kind: str, folder: Path) -> Open:
         from alula.engines.torch import reference  # noqa: PLC0415 - loads torch
 
         return lambda: reference(folder / "checkpoint", spec, threads=1, profile=PROFILE)
-    engine: Engine = backend(kind).compile(
-        write_graph(folder / "tiny.onnx"), Plan(profile=PROFILE), folder / "engine"
-    )
+    graph = write_graph(folder / "tiny.onnx")
+    if kind == "tensorrt on a pretended GPU":
+        return lambda: pretended(graph, Plan(profile=PROFILE), folder / "engine")
+    if kind == "tensorrt" and REASON:
+        pytest.skip(f"NOT RUN ON A GPU: {REASON}")
+    engine: Engine = backend(kind).compile(graph, Plan(profile=PROFILE), folder / "engine")
     return lambda: backend(kind).open(engine, threads=1)
 
 
