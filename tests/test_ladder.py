@@ -169,7 +169,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Timed:
         checkpoint=checkpoint,
         spec=spec,
         backend=backend("onnxruntime"),
-        profile=PROFILE,
+        plan=Plan(profile=PROFILE),
         opset=None,
         draft=Draft(scratch=Path(), to=Path()),
         evidence=gather("own-graph", checkpoint, spec, PROFILE, promise),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,21 @@ from alula.bundles import Bundle, Cache, Draft, Manifest, Stored, writing
 from alula.bundles.digest import of_file, of_sources
 from alula.calibration import METHODS
 from alula.core.check import Reference
+from alula.core.engine import Plan, Traits
 from alula.core.errors import InputError
 from alula.core.machine import cpu_features, installed, machine
 from alula.core.model import ModelSpec
 from alula.core.places import cache_root
-from alula.core.profile import Profile, Range
+from alula.core.profile import Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds
-from alula.core.words import check_opset, choice, precisions_of
+from alula.core.words import choice
 from alula.data import Dataset, read
+from alula.engines import GPU, resolve
 from alula.engines import backend as backend_named
-from alula.engines import resolve
+from alula.engines import traits as traits_of
 from alula.evidence import Evidence, choose, gather
+from alula.planning import Wanted, opset_here, plan_of, precisions_here, refuse_disobeyed, seen_in
 from alula.verify import CALIBRATED, load_metric
 
 if TYPE_CHECKING:
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
     from alula.questions import Promise
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 PROCESSOR_FILES = ("preprocessor_config.json",)
@@ -59,6 +60,7 @@ class BuildRequest:
     target: str = "auto"
     precision: str = "auto"
     axes: Mapping[str, Range] = field(default_factory=dict)
+    compiling: Wanted = field(default_factory=Wanted)
     opset: int | None = None
     reference: str = "auto"
     tokenizer: bool = True
@@ -86,8 +88,10 @@ class Resolved:
     checkpoint: families.Checkpoint
     spec: ModelSpec
     engine: str
+    traits: Traits
     precisions: tuple[str, ...]
-    profile: Profile
+    opset: int | None
+    plan: Plan
     reference: Reference
     data: Dataset | None
 
@@ -148,9 +152,10 @@ def _keep(cache: Cache, key: str, root: Path) -> None:
 def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     """Make every choice, and refuse what cannot be built before any work is done."""
     engine = resolve(request.target)
-    precisions = provable(precisions_of(engine, request.precision), request)
-    if request.opset is not None:
-        check_opset(request.opset)
+    traits = traits_of(engine)
+    refuse_disobeyed(engine, request.compiling, traits)
+    precisions = provable(precisions_here(engine, request.precision, traits), request)
+    opset = opset_here(engine, request.opset, traits)
     choice("calibration", request.calibration, METHODS)
     with progress.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(request.model, request.revision)
@@ -159,12 +164,17 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             families.refuse_without_tokenizer(checkpoint)
     spec = replace(spec, name=request.name or spec.name)
     data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
+    seen: Mapping[str, Range] = {}
+    if traffic := request.compiling.traffic:
+        seen = seen_in(traffic, spec, checkpoint.root, progress, skip_bad=request.skip_bad_rows)
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
         engine=engine,
+        traits=traits,
         precisions=precisions,
-        profile=profile_of(spec, request.axes),
+        opset=opset,
+        plan=plan_of(spec, request.axes, request.compiling, seen),
         reference=choose(request.reference, spec),
         data=data,
     )
@@ -177,7 +187,7 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
     options = {
         "--budget": request.budget is not None,
         "--metric": request.metric is not None,
-        "--skip-bad-rows": request.skip_bad_rows,
+        "--skip-bad-rows": request.skip_bad_rows and request.compiling.traffic is None,
     }
     for option, given in options.items():
         if given:
@@ -190,26 +200,10 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
     return possible
 
 
-def profile_of(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
-    """The ranges given, and defaults cut to what the model takes for the rest."""
-    known = sorted(spec.part("encoder").axes)
-    if unknown := sorted(set(given) - set(known)):
-        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(known)}")
-    axes = {axis: given.get(axis, DEFAULT_AXES[axis]) for axis in known}
-    if not spec.reads_text:
-        return Profile(axes)
-    length, longest = axes["length"], spec.max_length
-    if "length" not in given:
-        axes["length"] = Range(*(min(size, longest) for size in (length.min, length.opt, length.max)))
-    elif length.max > longest:
-        raise InputError(f"axis 'length' up to {length.max}; {spec.name} takes {longest} tokens at most")
-    return Profile(axes)
-
-
 def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
     """Write everything into the draft; whether an interrupt cut the search short."""
     # Not at the top: a bundle from the cache needs none of what writing and compiling import.
-    from alula.ladder import Ladder  # noqa: PLC0415
+    from alula.ladder import Ladder, compiled_only  # noqa: PLC0415
     from alula.rungs import Workshop  # noqa: PLC0415
 
     root = resolved.checkpoint.root
@@ -217,20 +211,25 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     _copy(root, PROCESSOR_FILES, draft.scratch / "processor")
     promise = _promise(request, resolved)
     with progress.phase(f"ask the reference ({resolved.reference})"):
-        evidence = gather(resolved.reference, resolved.checkpoint, resolved.spec, resolved.profile, promise)
+        evidence = gather(
+            resolved.reference, resolved.checkpoint, resolved.spec, resolved.plan.profile, promise
+        )
     calibration = _calibration(request, resolved, promise, progress)
     workshop = Workshop(
         checkpoint=resolved.checkpoint,
         spec=resolved.spec,
         backend=backend_named(resolved.engine),
-        profile=resolved.profile,
-        opset=request.opset,
+        plan=resolved.plan,
+        opset=resolved.opset,
         draft=draft,
         evidence=evidence,
         calibration=calibration,
         beyond=_beyond_fp16(resolved, evidence, promise, progress),
     )
-    climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions)
+    if why := resolved.traits.cannot_run:
+        climbed = compiled_only(workshop, resolved.precisions[0], why, progress)
+    else:
+        climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions)
     taken, rungs = climbed.choose()
     graphs = workshop.discard_losers(climbed.candidates, taken)
     manifest = Manifest(
@@ -254,7 +253,7 @@ def _promise(request: BuildRequest, resolved: Resolved) -> Promise | None:
         return None
     from alula.questions import BUDGET, Promise, questions_of  # noqa: PLC0415 - not for a build that comes from the cache
 
-    asked = questions_of(resolved.data, resolved.spec, resolved.profile, resolved.checkpoint.root)
+    asked = questions_of(resolved.data, resolved.spec, resolved.plan.profile, resolved.checkpoint.root)
     return Promise(
         questions=asked,
         budget=BUDGET if request.budget is None else request.budget,
@@ -353,17 +352,22 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         ],
         "source": request.model,
         "spec": str(resolved.spec),
-        "engine": [resolved.engine, installed(resolved.engine)],
+        "engine": _runtime(resolved.engine),
         "features": cpu_features(),
         "precision": request.precision,
-        "profile": {axis: str(sizes) for axis, sizes in resolved.profile.axes.items()},
-        "opset": request.opset,
+        "plan": asdict(resolved.plan),
+        "opset": resolved.opset,
         "data": None if resolved.data is None else _known(resolved.data),
         "budget": request.budget,
         "calibration": request.calibration,
         "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),
     }
+
+
+def _runtime(engine: str) -> list[str | None]:
+    """What an engine is compiled by; for a GPU its target says more than a package's version, and costs no import."""
+    return [engine, backend_named(engine).target if engine in GPU else installed(engine)]
 
 
 def _known(data: Dataset) -> list[Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alula.bench import Measured
 from alula.bundles import Rung
 from alula.core.errors import InputError
 from alula.core.progress import Progress
 from alula.mixed import Search, rebuilt, switched
-from alula.rungs import Candidate, Workshop, choose_rung, fastest, gains, speeds_of
+from alula.rungs import Candidate, Workshop, choose_rung, fastest, gains, rung_of, speeds_of
 
 ATTEMPTS = 4
 """Mixed engines that are compiled at most: the target may round a little differently from the graph of the search."""
@@ -18,15 +18,24 @@ ATTEMPTS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Climbed:
-    """Every candidate that was finished, their speeds, and the rungs that were not tried or did not last, and why."""
+    """Every candidate that was finished, their speeds, and the rungs that were not tried or did not last, and why.
+
+    `not_run` says why the only candidate was compiled and no more.
+    """
 
     candidates: tuple[Candidate, ...]
     measured: Measured
-    others: tuple[Rung, ...]
-    interrupted: bool
+    others: tuple[Rung, ...] = ()
+    interrupted: bool = False
+    not_run: str = ""
 
     def choose(self) -> tuple[Candidate, tuple[Rung, ...]]:
         """The candidate to take, and all rungs."""
+        if self.not_run:
+            (only,) = self.candidates
+            return only, (
+                replace(rung_of(only), taken=True, reason=f"compiled here, not run ({self.not_run})"),
+            )
         taken, rungs = choose_rung(self.candidates, self.measured)
         return taken, (*rungs, *self.others)
 
@@ -120,6 +129,12 @@ class Ladder:
             with self.progress.phase(f"measure {names}"):
                 self.measured = self.workshop.measure(self.candidates)
         return self.measured
+
+
+def compiled_only(workshop: Workshop, precision: str, why: str, progress: Progress) -> Climbed:
+    """One precision for a target that cannot run here: no evidence, no speed."""
+    candidate = workshop.compiled(precision, progress)
+    return Climbed(candidates=(candidate,), measured=Measured(rows=(), ratios=()), not_run=why)
 
 
 def _is_mixed(precision: str) -> bool:

@@ -145,7 +145,7 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
     """The rows of a data set for an engine of this profile; `folder` holds the tokenizer or the image processor."""
     if spec.reads_text:
         return _texts(data, spec, profile, folder)
-    codec = RecognitionCodec(spec) if spec.task == "text-recognition" else ImageCodec.open(folder, spec)
+    codec = _images(spec, folder)
     rows = Decoded(codec, data)
     # Lines of like width belong together; images of a fixed size are all alike.
     widths = [rows[at].shape[2] for at in range(len(rows))]
@@ -157,6 +157,21 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
         calls=calls,
         collate=lambda items: codec.collate(_pixels(items), profile),
     )
+
+
+def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int]]:
+    """By axis that rows decide, the sizes that these have: tokens of texts, pixels of images."""
+    if spec.reads_text:
+        codec = TextCodec.open(folder, spec)
+        return {"length": [len(row.ids) for example in data.examples for row in _encoded(codec, example)]}
+    rows = Decoded(_images(spec, folder), data)
+    _, *dims = spec.part("encoder").inputs[0].shape
+    shapes = [rows[at].shape for at in range(len(rows))]
+    return {dim: [shape[place] for shape in shapes] for place, dim in enumerate(dims) if isinstance(dim, str)}
+
+
+def _images(spec: ModelSpec, folder: Path) -> ImageCodec | RecognitionCodec:
+    return RecognitionCodec(spec) if spec.task == "text-recognition" else ImageCodec.open(folder, spec)
 
 
 def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:

@@ -15,7 +15,6 @@ from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Plan
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
 from alula.evidence import Evidence, judge_all
@@ -30,7 +29,10 @@ NO_LAYERS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One precision, compiled and judged; `kept` are the layers that it leaves in a higher one."""
+    """One precision, compiled and judged; `kept` are the layers that it leaves in a higher one.
+
+    Without checks nobody has judged it.
+    """
 
     precision: str
     graph: Graph
@@ -60,7 +62,7 @@ class Workshop:
     checkpoint: families.Checkpoint
     spec: ModelSpec
     backend: Backend
-    profile: Profile
+    plan: Plan
     opset: int | None
     draft: Draft
     evidence: tuple[Evidence, ...]
@@ -69,23 +71,27 @@ class Workshop:
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
+        compiled = self.compiled(precision, progress, keep)
+        against = ", ".join(item.reference for item in self.evidence)
+        with (
+            progress.phase(f"compare {precision} with {against}"),
+            closing(self.backend.open(compiled.engine)) as session,
+        ):
+            promised = any(item.promise is not None for item in self.evidence)
+            profile = self.plan.profile
+            checks = judge_all(self.evidence, session, self.spec, profile, precision, promised=promised)
+        return replace(compiled, checks=checks)
+
+    def compiled(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
+        """Write the graph at this precision and compile it."""
         with progress.phase(f"write the {precision} graph"):
             path = self.draft.graph_path("encoder", precision)
             graph = graphs.save(self.written(precision, keep), path, precision)
         with progress.phase(f"compile {precision} for {self.backend.target}"):
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
-            engine = self.backend.compile(graph, Plan(profile=self.profile), folder)
-        against = ", ".join(item.reference for item in self.evidence)
-        with (
-            progress.phase(f"compare {precision} with {against}"),
-            closing(self.backend.open(engine)) as session,
-        ):
-            promised = any(item.promise is not None for item in self.evidence)
-            checks = judge_all(self.evidence, session, self.spec, self.profile, precision, promised=promised)
+            engine = self.backend.compile(graph, self.plan, folder)
         kept = keep | self.beyond if precision.startswith("fp16") else keep
-        return Candidate(
-            precision=precision, graph=graph, engine=engine, checks=checks, kept=tuple(sorted(kept))
-        )
+        return Candidate(precision=precision, graph=graph, engine=engine, checks=(), kept=tuple(sorted(kept)))
 
     def written(self, precision: str, keep: frozenset[str]) -> graphs.Model:
         """The graph of the checkpoint with this precision in it, as the engine runs it best."""
@@ -106,7 +112,8 @@ class Workshop:
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
         first, *others = self.spec.parts[0].axes
-        shape = (self.profile.axes[first].min, *(self.profile.axes[axis].opt for axis in others))
+        tuned = self.plan.profiles[0].axes
+        shape = (tuned[first].min, *(tuned[axis].opt for axis in others))
         with ExitStack() as stack:
             contenders = [
                 Contender(

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from alula.cli.axes import parse_axes, parse_range
+from alula.cli.axes import parse_axes, parse_profile, parse_range
 from alula.cli.bench import parse_shapes
 from alula.core.errors import InputError
 from alula.core.profile import Range
 
 
 def test_axes_are_read_from_their_short_and_long_options() -> None:
-    assert parse_axes("1:8:64", None, ["length=2:128:512", "width=7"]) == {
+    assert parse_axes({"batch": "1:8:64", "length": None}, ["length=2:128:512", "width=7"]) == {
         "batch": Range(1, 8, 64),
         "length": Range(2, 128, 512),
         "width": Range(7, 7, 7),
@@ -37,9 +37,37 @@ def test_a_malformed_range_is_refused_by_name(text: str, message: str) -> None:
 
 def test_an_axis_given_twice_or_without_a_name_is_refused() -> None:
     with pytest.raises(InputError, match="axis 'batch' is given twice"):
-        parse_axes("1:1:1", None, ["batch=1:2:3"])
+        parse_axes({"batch": "1:1:1"}, ["batch=1:2:3"])
     with pytest.raises(InputError, match="--axis '1:2:3': expected NAME=MIN:OPT:MAX"):
-        parse_axes(None, None, ["1:2:3"])
+        parse_axes({}, ["1:2:3"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["batch=1:1:4,length=1:64:128", "batch=1:1:4, length=1:64:128", "small=batch=1:1:4,length=1:64:128"],
+)
+def test_a_profile_names_axes_and_may_have_a_name_for_its_reader(text: str) -> None:
+    assert parse_profile(text) == {"batch": Range(1, 1, 4), "length": Range(1, 64, 128)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'': expected NAME=MIN:OPT:MAX"),
+        ("batch=1:1:1,", "'': expected NAME=MIN:OPT:MAX"),
+        ("1:1:1", "'1:1:1': expected NAME=MIN:OPT:MAX"),
+        ("batch=1:1:1,length=8:4:2", "axis 'length': need 1 <= min <= opt <= max, got 8:4:2"),
+        ("batch=1:1:1,batch=2:2:2", "axis 'batch' is given twice"),
+        (
+            "a=b=batch=1:1:1",
+            "axis 'a': got 'b=batch=1:1:1', expected MIN:OPT:MAX in whole numbers, such as 1:8:64",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_profile(text)
+    assert str(error.value) == f"--profile {text!r}: {message}"
 
 
 def test_shapes_are_rows_by_tokens() -> None:

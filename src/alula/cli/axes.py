@@ -1,8 +1,8 @@
-"""`--batch 1:8:64`, `--length 2:128:512` and `--axis NAME=MIN:OPT:MAX`, parsed once."""
+"""`--batch 1:8:64`, `--axis NAME=MIN:OPT:MAX` and `--profile batch=1:1:1,length=1:64:128`, parsed once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from alula.core.errors import InputError
 from alula.core.profile import Range
@@ -11,14 +11,31 @@ LARGEST = 2**31 - 1
 """Of an axis: runtimes count sizes in 32 bits, some of them."""
 
 
-def parse_axes(batch: str | None, length: str | None, axis: Sequence[str]) -> dict[str, Range]:
-    """The ranges given, by axis name; an axis given twice is refused."""
-    given = [(name, text) for name, text in (("batch", batch), ("length", length)) if text is not None]
-    for item in axis:
-        name, equals, text = item.partition("=")
-        if not (name and equals):
-            raise InputError(f"--axis {item!r}: expected NAME=MIN:OPT:MAX")
-        given.append((name, text))
+def parse_axes(short: Mapping[str, str | None], axis: Sequence[str]) -> dict[str, Range]:
+    """The ranges given, by axis name: those of options that are short for an axis, and of `--axis`; none twice."""
+    given = [(name, text) for name, text in short.items() if text is not None]
+    return _ranges([*given, *(_named(item, "--axis ") for item in axis)])
+
+
+def parse_profile(text: str) -> dict[str, Range]:
+    """`batch=1:1:1,length=1:64:128`, by axis name; `NAME=` before it is for the reader and not kept."""
+    first, *others = text.split(",")
+    if first.count("=") == 2:
+        first = first.partition("=")[2]
+    try:
+        return _ranges([_named(item.strip()) for item in (first, *others)])
+    except InputError as error:
+        raise InputError(f"--profile {text!r}: {error}") from error
+
+
+def _named(item: str, where: str = "") -> tuple[str, str]:
+    name, equals, text = item.partition("=")
+    if not (name and equals):
+        raise InputError(f"{where}{item!r}: expected NAME=MIN:OPT:MAX")
+    return name, text
+
+
+def _ranges(given: Sequence[tuple[str, str]]) -> dict[str, Range]:
     ranges: dict[str, Range] = {}
     for name, text in given:
         if name in ranges:

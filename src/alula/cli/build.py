@@ -10,10 +10,11 @@ from time import perf_counter
 import typer
 
 from alula.bundles import Bundle, Rung, check_to_json, rung_to_json
-from alula.cli.axes import parse_axes
+from alula.cli.axes import parse_axes, parse_profile
 from alula.cli.console import Phases, number, print_checks, print_json, print_rows
 from alula.core.check import Check
 from alula.core.errors import InputError
+from alula.core.units import parse_bytes, parse_seconds
 from alula.core.words import POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
@@ -34,7 +35,10 @@ def build(
     name: str | None = typer.Option(
         None, help="What requests call the model.", show_default="the checkpoint's name"
     ),
-    target: str = typer.Option("auto", help="auto, cpu, openvino or onnxruntime."),
+    target: str = typer.Option(
+        "auto",
+        help="auto, cpu, openvino, onnxruntime, tensorrt, tensorrt-rtx; auto: a GPU where TensorRT runs, else the CPU.",
+    ),
     precision: str = typer.Option(
         "auto",
         help="fp32, bf16, fp16, fp16-mixed, int8, int8-mixed, int4-weights, several of them with commas, or mixed; "
@@ -64,8 +68,46 @@ def build(
         help="Tokens per row.",
         show_default="2:128:512, cut to what the model takes",
     ),
+    height: str | None = typer.Option(
+        None, metavar="MIN:OPT:MAX", help="Pixels, where the model leaves them open."
+    ),
+    width: str | None = typer.Option(
+        None,
+        metavar="MIN:OPT:MAX",
+        help="Pixels, where the model leaves them open.",
+        show_default="32:320:2048",
+    ),
     axis: list[str] = typer.Option(
         [], metavar="NAME=MIN:OPT:MAX", help="Sizes of any axis; can be repeated."
+    ),
+    profile: list[str] = typer.Option(
+        [],
+        metavar="AXIS=MIN:OPT:MAX,...",
+        help="Sizes that TensorRT tunes for by themselves, such as batch=1:1:1,length=1:64:128; can be repeated.",
+    ),
+    profile_from: Path | None = typer.Option(
+        None,
+        metavar="PATH",
+        help="Rows of real traffic, whose sizes say what to compile for.",
+        show_default=False,
+    ),
+    workspace: str | None = typer.Option(
+        None,
+        metavar="SIZE",
+        help="TensorRT: memory that a layer may use at most, such as 4GiB.",
+        show_default=False,
+    ),
+    level: int | None = typer.Option(
+        None, min=0, max=5, help="TensorRT: how hard to look for fast kernels.", show_default="TensorRT's own"
+    ),
+    time_limit: str | None = typer.Option(
+        None, metavar="TIME", help="TensorRT: end a compilation after 90s, 20m or 1h.", show_default=False
+    ),
+    portable: bool = typer.Option(
+        False, "--portable", help="TensorRT: an engine for newer GPUs and versions too, not as fast."
+    ),
+    strip_weights: bool = typer.Option(
+        False, "--strip-weights", help="TensorRT: leave the weights to the graph beside the engine."
     ),
     opset: int | None = typer.Option(None, help="The ONNX opset of the graph, 17 to 24.", show_default=False),
     reference: str = typer.Option(
@@ -87,15 +129,25 @@ def build(
         choice("task", task, TASKS)
     if pooling is not None:
         choice("pooling", pooling, POOLINGS)
-    axes = parse_axes(batch, length, axis)
+    axes = parse_axes({"batch": batch, "length": length, "height": height, "width": width}, axis)
     to = bundle_folder(output)
     if name is not None:
         check_name(name)
 
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
+    from alula.planning import Wanted  # noqa: PLC0415
     from alula.verify import parse_budget  # noqa: PLC0415
 
+    compiling = Wanted(
+        profiles=tuple(parse_profile(text) for text in profile),
+        traffic=profile_from,
+        workspace_bytes=None if workspace is None else parse_bytes("--workspace", workspace),
+        level=level,
+        time_limit_s=None if time_limit is None else parse_seconds("--time-limit", time_limit),
+        portable=portable,
+        strip_weights=strip_weights,
+    )
     request = BuildRequest(
         model=model,
         to=to,
@@ -106,6 +158,7 @@ def build(
         target=target,
         precision=precision,
         axes=axes,
+        compiling=compiling,
         opset=opset,
         reference=reference,
         tokenizer=not no_tokenizer,
@@ -172,10 +225,10 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
 def print_rungs(bundle: Bundle) -> None:
     """The precisions tried, what they lose, how fast they are, why one was taken and the others left."""
     rungs = bundle.manifest.rungs
-    shape = next((rung.shape for rung in rungs if rung.shape), "?")
-    tokens = " tokens" if bundle.model.reads_text else ""
+    shapes = [f", {rung.shape}" for rung in rungs if rung.shape][:1]
+    tokens = " tokens" if shapes and bundle.model.reads_text else ""
     print_rows(
-        f"precisions, {shape}{tokens}{judged_by(rungs)}",
+        f"precisions{''.join(shapes)}{tokens}{judged_by(rungs)}",
         ("precision", "worst", "p50 ms", "times", "MB", "checks", "taken", "why"),
         [
             (
@@ -184,13 +237,20 @@ def print_rungs(bundle: Bundle) -> None:
                 "" if rung.p50_ms is None else f"{rung.p50_ms:.2f}",
                 "" if rung.times is None else f"{rung.times:.2f}",
                 "" if rung.bytes is None else f"{rung.bytes / 1e6:.1f}",
-                ("passed" if rung.passed else "FAILED") if rung.checks else "not tried",
+                state(rung),
                 "yes" if rung.taken else "",
                 (f"{len(rung.kept)} layers kept; " if rung.kept else "") + rung.reason,
             )
             for rung in rungs
         ],
     )
+
+
+def state(rung: Rung) -> str:
+    """How a precision did."""
+    if not rung.checks:
+        return "NOT RUN" if rung.taken else "not tried"
+    return "passed" if rung.passed else "FAILED"
 
 
 def leading(rung: Rung) -> Check:
@@ -226,6 +286,9 @@ def promised(bundle: Bundle) -> str:
 
 def verdict(bundle: Bundle) -> str:
     """In words, what the checks are worth."""
+    if not bundle.checks:
+        why = next((f"{rung.reason}; " for rung in bundle.manifest.rungs if rung.taken), "")
+        return f"NOT verified: {why}run `alula verify {bundle.root}` where it can run"
     if not bundle.passed:
         return "NOT verified: a check failed"
     if not bundle.verified:

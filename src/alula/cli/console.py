@@ -78,7 +78,9 @@ def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """The evidence, a line per check."""
+    """The evidence, a line per check; nothing where there is none."""
+    if not checks:
+        return
     print_rows(
         "checks",
         ("output", "metric", "samples", "worst", "mean", "limit", "against", "verdict"),

@@ -1,0 +1,177 @@
+"""What an engine is compiled for, and how: what was asked for, what real traffic shows, and defaults for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+from alula.core.engine import Plan, Traits
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile, Range, hull
+from alula.core.progress import Progress
+from alula.core.words import check_opset, precisions_of
+from alula.data import read
+from alula.engines import GPU
+
+DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
+
+STEP = 8
+"""Sizes that traffic shows are widened to multiples of this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """How to compile, as it was asked for; what is left out is the compiler's to choose.
+
+    `profiles` are to be tuned for one by one, and need not name every axis; `traffic` is a file or folder of rows whose
+    sizes say what to compile for.
+    """
+
+    profiles: tuple[Mapping[str, Range], ...] = ()
+    traffic: Path | None = None
+    workspace_bytes: int | None = None
+    level: int | None = None
+    time_limit_s: float | None = None
+    portable: bool = False
+    strip_weights: bool = False
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The options given that say how to compile, by their names on the command line."""
+        given = {
+            "--workspace": self.workspace_bytes is not None,
+            "--level": self.level is not None,
+            "--time-limit": self.time_limit_s is not None,
+            "--portable": self.portable,
+            "--strip-weights": self.strip_weights,
+        }
+        return tuple(option for option, is_given in given.items() if is_given)
+
+
+def precisions_here(engine: str, wanted: str, traits: Traits) -> tuple[str, ...]:
+    """The precisions to try, highest first: of those asked for, what this version has.
+
+    Where nothing can be run nothing can be measured, so that one must be named there.
+    """
+    named = tuple(word.strip() for word in wanted.split(","))
+    found = precisions_of(engine, wanted)
+    for word in named:
+        if word in traits.lacks:
+            raise InputError(f"precision {word!r}: {traits.lacks[word]}")
+    found = tuple(precision for precision in found if precision not in traits.lacks)
+    if not found:
+        raise InputError(f"precision {wanted!r}: {engine} has none of these here")
+    if traits.cannot_run and (len(found) > 1 or named != found or found[0].endswith("-mixed")):
+        raise InputError(
+            f"precision {wanted!r} is chosen by measurement, and nothing that is compiled for {engine} runs here: "
+            f"{traits.cannot_run}; name one precision, such as --precision fp16"
+        )
+    return found
+
+
+def opset_here(engine: str, asked: int | None, traits: Traits) -> int | None:
+    """The opset asked for, or the newest that this version reads; None leaves it to whoever writes the graph."""
+    if asked is None:
+        return traits.opset
+    check_opset(asked)
+    if traits.opset is not None and asked > traits.opset:
+        raise InputError(f"--opset {asked}: the {engine} that is here reads {traits.opset} at most")
+    return asked
+
+
+def refuse_disobeyed(engine: str, wanted: Wanted, traits: Traits) -> None:
+    """Refuse what an engine, or the version of it that is here, cannot obey."""
+    if engine not in GPU:
+        if wanted.settings:
+            raise InputError(
+                f"{wanted.settings[0]} is not for {engine}, which has nothing like it; it is for {', '.join(GPU)}"
+            )
+        if len(wanted.profiles) > 1:
+            raise InputError(
+                f"{len(wanted.profiles)} profiles; {engine} takes one, and is as fast anywhere within it: give the "
+                f"sizes with --batch and --length, or one --profile; several are for {', '.join(GPU)}"
+            )
+    if traits.cannot_compile:
+        raise InputError(f"nothing can be compiled for {engine} here: {traits.cannot_compile}")
+    for option in wanted.settings:
+        if option in traits.lacks:
+            raise InputError(f"{option}: {traits.lacks[option]}")
+
+
+def plan_of(
+    spec: ModelSpec, axes: Mapping[str, Range], wanted: Wanted, seen: Mapping[str, Range] | None = None
+) -> Plan:
+    """The ranges given, those that were `seen` in traffic, and defaults cut to what the model takes for the rest.
+
+    A range that every profile replaces would say nothing, so where there is one all of these are a profile too.
+    """
+    seen = seen or {}
+    base = _complete(spec, axes, seen)
+    profiles = [_complete(spec, {**axes, **own}, seen) for own in wanted.profiles]
+    if not profiles or any(all(axis in own for own in wanted.profiles) for axis in axes):
+        profiles.insert(0, base)
+    different = tuple(profile for at, profile in enumerate(profiles) if profile not in profiles[:at])
+    return Plan(
+        profile=hull(different),
+        tuned=different if len(different) > 1 else (),
+        workspace_bytes=wanted.workspace_bytes,
+        level=wanted.level,
+        time_limit_s=wanted.time_limit_s,
+        portable=wanted.portable,
+        strip_weights=wanted.strip_weights,
+    )
+
+
+def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range]) -> Profile:
+    known = spec.part("encoder").axes
+    if unknown := sorted(set(given) - set(known)):
+        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(sorted(known))}")
+    ranges = {**DEFAULT_AXES, **seen, **given}
+    for axis in known:
+        if axis not in ranges:
+            raise InputError(
+                f"axis {axis!r} of {spec.name} has no usual sizes; give --axis {axis}=MIN:OPT:MAX"
+            )
+    axes = {axis: ranges[axis] for axis in sorted(known)}
+    if not spec.reads_text:
+        return Profile(axes)
+    length, longest = axes["length"], spec.max_length
+    if "length" not in given:
+        axes["length"] = Range(*(min(size, longest) for size in (length.min, length.opt, length.max)))
+    elif length.max > longest:
+        raise InputError(f"axis 'length' up to {length.max}; {spec.name} takes {longest} tokens at most")
+    return Profile(axes)
+
+
+def seen_in(
+    traffic: Path, spec: ModelSpec, folder: Path, progress: Progress, *, skip_bad: bool = False
+) -> dict[str, Range]:
+    """The ranges of the axes that rows decide; `folder` holds the tokenizer or the image processor."""
+    # Not at the top: a build without traffic needs no tokenizer, and one of texts no Pillow.
+    from alula.questions import sizes_of  # noqa: PLC0415
+
+    with progress.phase(f"read the traffic in {traffic.name}"):
+        data = read(traffic, spec.task, skip_bad=skip_bad)
+        sizes = sizes_of(data, spec, folder)
+    if not sizes:
+        raise InputError(f"--profile-from {traffic}: {spec.name} has no axis that its rows decide")
+    most = spec.max_length if spec.reads_text else None
+    ranges = {axis: range_of(found, DEFAULT_AXES.get(axis), most) for axis, found in sizes.items()}
+    shown = ", ".join(f"{axis} {sizes}" for axis, sizes in ranges.items())
+    with progress.phase(f"profile from {len(data.examples)} rows of {traffic.name}: {shown}"):
+        return ranges
+
+
+def range_of(sizes: Sequence[int], usual: Range | None = None, most: int | None = None) -> Range:
+    """From the smallest size, rounded down, over their median to the largest, both rounded up, to multiples of STEP.
+
+    It begins no lower than the `usual` range, and ends at what the model takes at `most`. Pure.
+    """
+    high = ceil(max(sizes) / STEP) * STEP
+    high = high if most is None else min(high, most)
+    low = min(max(usual.min if usual else 1, min(sizes) // STEP * STEP), high)
+    return Range(low, min(max(low, ceil(median(sizes) / STEP) * STEP), high), high)
