@@ -38,7 +38,8 @@ def test_a_precision_it_does_not_offer_is_refused(graph: Graph, plan: Plan, tmp_
 
 def test_an_engine_holds_no_second_copy_of_the_weights(graph: Graph, plan: Plan, tmp_path: Path) -> None:
     engine = OnnxRuntime().compile(graph, plan, tmp_path / "engine")
-    assert [path.name for path in engine.path.iterdir()] == ["engine.json"]
+    assert sorted(path.name for path in engine.path.iterdir()) == ["engine.json", "layers.json"]
+    assert sum(path.stat().st_size for path in engine.path.iterdir()) < 64 * 16 * 4
     graph.path.unlink()
     with pytest.raises(EngineError, match=r"^onnxruntime cannot load .*lookup.onnx"):
         OnnxRuntime().open(engine)

@@ -1,0 +1,30 @@
+"""How long each layer of an engine takes, where its runtime can say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from alula.core.engine import Engine
+from alula.core.tensor import Feeds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTimes:
+    """Mean milliseconds of one call: layer by layer in the order they run, and from end to end in the same calls.
+
+    Layers of one name are told apart by their order.
+    """
+
+    layers: tuple[tuple[str, float], ...]
+    call_ms: float
+    runs: int
+
+
+@runtime_checkable
+class TimesLayers(Protocol):
+    """A backend that can time the layers of its engines."""
+
+    def layer_times(self, engine: Engine, feeds: Feeds, *, runs: int, threads: int = 0) -> LayerTimes:
+        """Run the engine `runs` times on these feeds, after a call that is not counted."""
+        ...
