@@ -17,7 +17,7 @@ from alula.core.engine import Engine, Plan
 from alula.core.errors import InputError
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec, Part
-from alula.core.profile import Profile, Range
+from alula.core.profile import Profile, Range, hull
 from alula.core.tensor import TensorSpec
 
 IDS = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
@@ -54,7 +54,12 @@ STORED = Stored(
 )
 
 
-def make(to: Path, checks: tuple[Check, ...] = (PASSED,), content: str = "graph") -> Bundle:
+PLAN = Plan(profile=Profile({"batch": Range(1, 2, 4), "length": Range(1, 8, 16)}))
+
+
+def make(
+    to: Path, checks: tuple[Check, ...] = (PASSED,), content: str = "graph", plan: Plan = PLAN
+) -> Bundle:
     with writing(to) as draft:
         path = draft.graph_path("encoder", "fp32")
         path.write_text(content)
@@ -70,7 +75,6 @@ def make(to: Path, checks: tuple[Check, ...] = (PASSED,), content: str = "graph"
         folder = draft.engine_path("encoder", "fake")
         folder.mkdir()
         (folder / "engine.json").write_text("{}")
-        plan = Plan(profile=Profile({"batch": Range(1, 2, 4), "length": Range(1, 8, 16)}))
         engine = Engine(backend="fake", target="fake 1", path=folder, graph=graph, plan=plan)
         manifest = Manifest(
             model=SPEC,
@@ -109,6 +113,58 @@ def test_what_was_written_is_read_back_equal(bundle: Bundle) -> None:
     assert engine.plan.profile.axes["length"] == Range(1, 8, 16)
     assert bundle.stored.feeds[0]["input_ids"].tolist() == [[1, 1, 1], [1, 1, 1]]
     assert bundle.stored.reference == "pytorch"
+
+
+SMALL = Profile({"batch": Range(1, 1, 1), "length": Range(1, 4, 16)})
+LARGE = Profile({"batch": Range(1, 4, 8), "length": Range(2, 8, 8)})
+TUNED = Plan(
+    profile=hull((SMALL, LARGE)),
+    tuned=(SMALL, LARGE),
+    workspace_bytes=4 << 30,
+    level=0,
+    time_limit_s=1200.0,
+    portable=True,
+    strip_weights=True,
+)
+
+
+@pytest.mark.parametrize("plan", [PLAN, TUNED, replace(PLAN, level=3)])
+def test_the_whole_plan_is_kept(tmp_path: Path, plan: Plan) -> None:
+    assert make(tmp_path / "b", plan=plan).engine("encoder").plan == plan
+
+
+def test_a_bundle_from_before_plans_had_settings_is_read(bundle: Bundle) -> None:
+    raw = json.loads((bundle.root / "manifest.json").read_text())
+    assert raw["engines"]["encoder"].keys() == {"backend", "target", "path", "graph", "profile"}
+    assert bundle.engine("encoder").plan.profiles == (PLAN.profile,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"profiles": [{"batch": [1, 1, 1]}]}, "profiles: have other axes than the profile, batch, length"),
+        (
+            {"profiles": [{"batch": [1, 1, 1], "length": [1, 4, 32]}]},
+            "profiles: span batch 1:1:1, length 1:4:32, and the profile is batch 1:1:8, length 1:4:16",
+        ),
+        (
+            {"profiles": [{"batch": [1, 1], "length": [1, 4, 32]}]},
+            r"profiles\[0\].batch: is \[1, 1\], expected three",
+        ),
+        ({"settings": {"level": "3"}}, "settings.level: is str, expected int"),
+        ({"settings": {"portable": 1}}, "settings.portable: is int, expected bool"),
+        ({"settings": {"time_limit_s": None}}, "settings.time_limit_s: is NoneType, expected float"),
+    ],
+)
+def test_a_plan_that_does_not_add_up_is_refused_by_field(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = make(tmp_path / "b", plan=TUNED).root / "manifest.json"
+    raw = json.loads(path.read_text())
+    raw["engines"]["encoder"].update(change)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=f"manifest.json: engines.encoder.{message}"):
+        Bundle.open(tmp_path / "b")
 
 
 def test_the_layout_is_the_agreed_one(bundle: Bundle) -> None:

@@ -14,7 +14,7 @@ from alula.core.graph import Graph
 from alula.core.identity import identity
 from alula.core.model import ModelSpec, Part
 from alula.core.parse import get, get_each, get_one, get_words
-from alula.core.profile import Profile, Range
+from alula.core.profile import Profile, Range, hull
 from alula.core.tensor import Dim, TensorSpec
 
 SCHEMA = 1
@@ -215,8 +215,21 @@ def _engine_to_json(engine: Engine) -> dict[str, Any]:
         "target": engine.target,
         "path": f"engines/{engine.path.name}",
         "graph": engine.graph.path.stem,
-        "profile": {axis: [r.min, r.opt, r.max] for axis, r in engine.plan.profile.axes.items()},
+        "profile": _profile_to_json(engine.plan.profile),
+        **_settings_to_json(engine.plan),
     }
+
+
+def _profile_to_json(profile: Profile) -> dict[str, list[int]]:
+    return {axis: [r.min, r.opt, r.max] for axis, r in profile.axes.items()}
+
+
+def _settings_to_json(plan: Plan) -> dict[str, Any]:
+    """All of a plan but the profile that spans it, as far as something else than the usual was asked for."""
+    given = {name: getattr(plan, name) for name in _SETTINGS}
+    settings = {name: value for name, value in given.items() if value is not None and value is not False}
+    made: dict[str, Any] = {"settings": settings} if settings else {}
+    return {**made, "profiles": [_profile_to_json(each) for each in plan.tuned]} if plan.tuned else made
 
 
 def _parse_engine(raw: Mapping[str, Any], root: Path, graphs: Mapping[str, Graph]) -> Engine:
@@ -228,8 +241,33 @@ def _parse_engine(raw: Mapping[str, Any], root: Path, graphs: Mapping[str, Graph
         target=get(raw, str, "target"),
         path=_inside(root, get(raw, str, "path")),
         graph=graphs[name],
-        plan=Plan(profile=get_one(raw, "profile", _parse_profile)),
+        plan=_parse_plan(raw),
     )
+
+
+_SETTINGS: Mapping[str, type[Any]] = {
+    "workspace_bytes": int,
+    "level": int,
+    "time_limit_s": float,
+    "portable": bool,
+    "strip_weights": bool,
+}
+
+
+def _parse_plan(raw: Mapping[str, Any]) -> Plan:
+    """Bundles that were built before there was more than one profile have neither `profiles` nor `settings`."""
+    profile = get_one(raw, "profile", _parse_profile)
+    tuned = get_each(raw, "profiles", _parse_profile) if "profiles" in raw else ()
+    if tuned and any(each.axes.keys() != profile.axes.keys() for each in tuned):
+        raise ManifestError(f"have other axes than the profile, {', '.join(profile.axes)}", "profiles")
+    if tuned and hull(tuned) != profile:
+        raise ManifestError(f"span {hull(tuned)}, and the profile is {profile}", "profiles")
+    settings = get_one(raw, "settings", _parse_settings) if "settings" in raw else {}
+    return Plan(profile=profile, tuned=tuned, **settings)
+
+
+def _parse_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: get(raw, kind, name) for name, kind in _SETTINGS.items() if name in raw}
 
 
 def _parse_profile(raw: Mapping[str, Any]) -> Profile:
