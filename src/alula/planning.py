@@ -57,7 +57,7 @@ def precisions_here(engine: str, wanted: str, traits: Traits) -> tuple[str, ...]
 
     Where nothing can be run nothing can be measured, so that one must be named there.
     """
-    named = tuple(word.strip() for word in wanted.split(","))
+    named = [word.strip() for word in wanted.split(",")]
     found = precisions_of(engine, wanted)
     for word in named:
         if word in traits.lacks:
@@ -65,7 +65,7 @@ def precisions_here(engine: str, wanted: str, traits: Traits) -> tuple[str, ...]
     found = tuple(precision for precision in found if precision not in traits.lacks)
     if not found:
         raise InputError(f"precision {wanted!r}: {engine} has none of these here")
-    if traits.cannot_run and (len(found) > 1 or named != found or found[0].endswith("-mixed")):
+    if traits.cannot_run and ({*named} != {found[0]} or found[0].endswith("-mixed")):
         raise InputError(
             f"precision {wanted!r} is chosen by measurement, and nothing that is compiled for {engine} runs here: "
             f"{traits.cannot_run}; name one precision, such as --precision fp16"
