@@ -22,7 +22,7 @@ from alula.core.model import ModelSpec
 from alula.core.places import cache_root
 from alula.core.profile import Range
 from alula.core.progress import Progress
-from alula.core.tensor import Feeds
+from alula.core.tensor import Feeds, TensorSpec
 from alula.core.words import choice
 from alula.data import Dataset, read
 from alula.engines import GPU, resolve
@@ -57,6 +57,7 @@ class BuildRequest:
     revision: str = "main"
     task: str | None = None
     pooling: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
     target: str = "auto"
     precision: str = "auto"
     axes: Mapping[str, Range] = field(default_factory=dict)
@@ -159,7 +160,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     choice("calibration", request.calibration, METHODS)
     with progress.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(request.model, request.revision)
-        spec = families.describe(checkpoint, request.task, request.pooling)
+        spec = families.describe(checkpoint, request.task, request.pooling, request.inputs)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
     spec = replace(spec, name=request.name or spec.name)

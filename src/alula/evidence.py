@@ -14,10 +14,11 @@ import numpy as np
 from alula import families
 from alula.core.check import Check, Reference, reference_named
 from alula.core.engine import Session
-from alula.core.errors import InputError, MissingExtraError
+from alula.core.errors import InputError, MissingExtraError, RunError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
+from alula.core.words import TENSORS
 from alula.verify import CALIBRATED, Sample, alone, compare, draw, golden, held_to, invariance, texts_for
 
 if TYPE_CHECKING:
@@ -199,9 +200,31 @@ def _onnx_file(
     """The file as it came, in ONNX Runtime."""
     from alula.running import running_file  # noqa: PLC0415 - not for a build that comes from the cache
 
-    original = families.original(checkpoint)
+    original = families.original(checkpoint, spec)
     with running_file(original.path, spec.part("encoder"), profile, original.outputs) as session:
+        if spec.task == TENSORS:
+            _refuse_undefined(session, samples, spec)
         return _asked("onnx-file", session, samples, promise)
+
+
+def _refuse_undefined(session: Session, samples: Sequence[Sample], spec: ModelSpec) -> None:
+    """Refuse, before anything is compiled, sizes and values that the file itself cannot take."""
+    stated = ", ".join(f"'{tensor}'" for tensor in spec.parts[0].inputs)
+    for sample in samples:
+        shown = ", ".join(f"{axis} {size}" for axis, size in sample.sizes(spec).items()) or "fixed sizes"
+        try:
+            outputs = session.run(sample.feeds)
+        except RunError as error:
+            raise InputError(
+                f"the file itself fails on {sample.name} ({shown}): {error}; axes that go together have one name, and "
+                f"values a range :LOW:HIGH, which --inputs says; now it is {stated}"
+            ) from error
+        for name, array in outputs.items():
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise InputError(
+                    f"the file itself gives NaN for {name!r} on {sample.name} ({shown}); where inputs have a range, "
+                    f"--inputs says so, such as 'NAME=DTYPE[...]:LOW:HIGH'; now it is {stated}"
+                )
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:

@@ -13,7 +13,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range, hull
 from alula.core.progress import Progress
-from alula.core.words import check_opset, precisions_of
+from alula.core.words import TENSORS, check_opset, precisions_of
 from alula.data import read
 from alula.engines import GPU
 
@@ -130,12 +130,14 @@ def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Ra
     known = spec.part("encoder").axes
     if unknown := sorted(set(given) - set(known)):
         raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(sorted(known))}")
-    ranges = {**DEFAULT_AXES, **seen, **given}
-    for axis in known:
-        if axis not in ranges:
-            raise InputError(
-                f"axis {axis!r} of {spec.name} has no usual sizes; give --axis {axis}=MIN:OPT:MAX"
-            )
+    ranges = {**_usual(spec), **seen, **given}
+    if lacking := [axis for axis in known if axis not in ranges]:
+        options = " ".join(f"--axis {axis}=MIN:OPT:MAX" for axis in lacking)
+        shown = ", ".join(str(tensor) for tensor in spec.part("encoder").inputs)
+        raise InputError(
+            f"axis {lacking[0]!r} of {spec.name} has no usual sizes ({shown}); give {options}"
+            + ("; --inputs fixes or renames axes" if spec.task == TENSORS else "")
+        )
     axes = {axis: ranges[axis] for axis in sorted(known)}
     if not spec.reads_text:
         return Profile(axes)
@@ -145,6 +147,11 @@ def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Ra
     elif length.max > longest:
         raise InputError(f"axis 'length' up to {length.max}; {spec.name} takes {longest} tokens at most")
     return Profile(axes)
+
+
+def _usual(spec: ModelSpec) -> Mapping[str, Range]:
+    """The ranges of axes that nothing is said about; of a file of which only the tensors are known, of rows alone."""
+    return {"batch": DEFAULT_AXES["batch"]} if spec.task == TENSORS else DEFAULT_AXES
 
 
 def seen_in(

@@ -111,9 +111,10 @@ class Workshop:
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
-        first, *others = self.spec.parts[0].axes
         tuned = self.plan.profiles[0].axes
-        shape = (tuned[first].min, *(tuned[axis].opt for axis in others))
+        shape = tuple(
+            tuned[axis].min if axis == "batch" else tuned[axis].opt for axis in self.spec.parts[0].axes
+        )
         with ExitStack() as stack:
             contenders = [
                 Contender(

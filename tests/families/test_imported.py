@@ -102,7 +102,7 @@ def test_a_file_is_described_from_itself(file: Path) -> None:
     assert (taken.name, taken.dtype, taken.shape) == ("x", "float32", ("batch", 3, 48, "width"))
     assert (given.name, given.shape) == ("probabilities", ("batch", "steps", 13))
     assert spec.parts[0].axes == ("batch", "width")
-    original = families.original(checkpoint)
+    original = families.original(checkpoint, spec)
     assert (original.path, original.outputs) == (file, {"probabilities": "softmax_0"})
 
 
@@ -179,8 +179,9 @@ def test_another_model_is_refused_by_what_it_is(tmp_path: Path, model: onnx.Mode
     file = tmp_path / "m.onnx"
     onnx.save(model, file)
     with pytest.raises(InputError, match=f"m.onnx: {reason}") as refused:
-        families.describe(families.open_checkpoint(str(file)))
-    assert "of ONNX files only text recognisers are built so far: metadata 'character'" in str(refused.value)
+        families.describe(families.open_checkpoint(str(file)), "text-recognition")
+    assert "a text recogniser has metadata 'character'" in str(refused.value)
+    assert str(refused.value).endswith("or with --task tensors, its outputs are compared as they are")
     assert "metadata " in str(refused.value).partition("it has")[2]
 
 
@@ -190,7 +191,7 @@ def test_an_output_that_is_no_softmax_is_refused(tmp_path: Path) -> None:
     del model.graph.node[-1].attribute[:]
     onnx.save(model, file)
     with pytest.raises(InputError, match="the output comes from Relu"):
-        families.describe(families.open_checkpoint(str(file)))
+        families.describe(families.open_checkpoint(str(file)), "text-recognition")
 
 
 def test_a_file_that_is_no_onnx_is_refused(tmp_path: Path) -> None:
@@ -199,14 +200,14 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"m\.onnx: not a readable ONNX file: "):
         families.open_checkpoint(str(file))
     file.write_bytes(b"")
-    with pytest.raises(InputError, match=r"m\.onnx: "):
+    with pytest.raises(InputError, match=r"m\.onnx: names no opset of ONNX; it is empty, or no ONNX file"):
         families.describe(families.open_checkpoint(str(file)))
 
 
 def test_another_task_and_pooling_are_refused(file: Path) -> None:
     checkpoint = families.open_checkpoint(str(file))
     with pytest.raises(
-        InputError, match="is a text recogniser; expected task text-recognition, not 'embeddings'"
+        InputError, match="is an ONNX file; expected task text-recognition or tensors, not 'embeddings'"
     ):
         families.describe(checkpoint, "embeddings")
     with pytest.raises(InputError, match="pooling 'mean' is for embeddings"):

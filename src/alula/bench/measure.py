@@ -12,6 +12,7 @@ import numpy as np
 
 from alula.bench.rows import BenchRow, RatioRow
 from alula.bench.statistics import latency, ratio
+from alula.core.drawn import fill
 from alula.core.engine import Session
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
@@ -88,7 +89,8 @@ def measure(
     for shape in shapes:
         feeds = full_feeds(spec, shape)
         times = in_turns([c.session for c in contenders], feeds, turns, clock)
-        measured = [_row(c, shape, t) for c, t in zip(contenders, times, strict=True)]
+        items = dict(zip(spec.parts[0].axes, shape, strict=True)).get("batch", 1)
+        measured = [_row(c, shape, items, t) for c, t in zip(contenders, times, strict=True)]
         rows += measured
         ratios += _ratios(measured, times)
     return Measured(rows=tuple(rows), ratios=tuple(ratios))
@@ -121,7 +123,7 @@ def full_feeds(spec: ModelSpec, shape: Shape, seed: int = 0) -> Feeds:
         )
     sizes = dict(zip(part.axes, shape, strict=True))
     if not spec.reads_text:
-        return {t.name: rng.normal(size=t.sized(sizes)).astype(t.dtype) for t in part.inputs}
+        return {tensor.name: fill(rng, tensor, sizes) for tensor in part.inputs}
     ids = rng.integers(0, spec.vocab_size, size=shape)
     values = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     nothing = np.zeros_like(ids)
@@ -129,8 +131,8 @@ def full_feeds(spec: ModelSpec, shape: Shape, seed: int = 0) -> Feeds:
 
 
 def shape_name(shape: Shape) -> str:
-    """A shape as tables and files name it: "8x128"."""
-    return "x".join(str(size) for size in shape)
+    """A shape as tables and files name it: "8x128"; "fixed" where no axis varies."""
+    return "x".join(str(size) for size in shape) or "fixed"
 
 
 def _timed(session: Session, feeds: Feeds, clock: Clock) -> float:
@@ -139,7 +141,7 @@ def _timed(session: Session, feeds: Feeds, clock: Clock) -> float:
     return (clock() - begun) / 1e6
 
 
-def _row(contender: Contender, shape: Shape, times: Times) -> BenchRow:
+def _row(contender: Contender, shape: Shape, items: int, times: Times) -> BenchRow:
     calls = latency([time_ms for turn in times for time_ms in turn])
     return BenchRow(
         engine=contender.engine,
@@ -149,7 +151,7 @@ def _row(contender: Contender, shape: Shape, times: Times) -> BenchRow:
         p50_ms=calls.p50_ms,
         p90_ms=calls.p90_ms,
         p99_ms=calls.p99_ms,
-        items_per_s=shape[0] * 1e3 / calls.p50_ms,
+        items_per_s=items * 1e3 / calls.p50_ms,
         load_ms=contender.load_ms,
         peak_host_bytes=contender.peak_host_bytes,
         peak_device_bytes=contender.peak_device_bytes,

@@ -190,7 +190,18 @@ def _parse_tensor(raw: Mapping[str, Any]) -> TensorSpec:
     for index, dim in enumerate(shape):
         if type(dim) not in (int, str):
             raise ManifestError(f"is {type(dim).__name__}, expected int or str", f"shape[{index}]")
-    return TensorSpec(name=get(raw, str, "name"), dtype=get(raw, str, "dtype"), shape=tuple(shape))
+    return TensorSpec(
+        name=get(raw, str, "name"), dtype=get(raw, str, "dtype"), shape=tuple(shape), range=_parse_ends(raw)
+    )
+
+
+def _parse_ends(raw: Mapping[str, Any]) -> tuple[float, float] | None:
+    if raw.get("range") is None:
+        return None
+    ends: list[Any] = get(raw, list, "range")
+    if len(ends) != 2 or any(type(end) not in (int, float) for end in ends):
+        raise ManifestError(f"is {ends}, expected two numbers", "range")
+    return float(ends[0]), float(ends[1])
 
 
 def _graph_to_json(graph: Graph) -> dict[str, Any]:

@@ -59,6 +59,13 @@ def build(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
     ),
     pooling: str | None = typer.Option(None, help=f"For embeddings: one of {', '.join(POOLINGS)}."),
+    inputs: list[str] = typer.Option(
+        [],
+        metavar="NAME=DTYPE[DIM,...]",
+        help="Of an ONNX file: sizes and names of an input's axes, such as x=float32[batch,3,height,width], and the "
+        "range of its values behind it (:0:1); can be repeated.",
+        show_default="as in the file",
+    ),
     batch: str | None = typer.Option(
         None, metavar="MIN:OPT:MAX", help="Rows per call.", show_default="1:8:64"
     ),
@@ -136,6 +143,7 @@ def build(
 
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
+    from alula.families import parse_inputs  # noqa: PLC0415
     from alula.planning import Wanted  # noqa: PLC0415
     from alula.verify import parse_budget  # noqa: PLC0415
 
@@ -155,6 +163,7 @@ def build(
         revision=revision,
         task=task,
         pooling=pooling,
+        inputs=parse_inputs(inputs),
         target=target,
         precision=precision,
         axes=axes,

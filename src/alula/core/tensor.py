@@ -22,15 +22,28 @@ Feeds: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """One input or output of a graph, before any axis has a size."""
+    """One input or output of a graph, before any axis has a size.
+
+    `range` is what its values lie in, both ends included, where that is known: of an input, what is drawn for it.
+    """
 
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+    range: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        """As users write it: "x=float32[batch,3,48,width]", with ":0:1" behind it if its range is known."""
+        ends = "" if self.range is None else "".join(f":{_plain(end)}" for end in self.range)
+        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{ends}"
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape with every named axis replaced by its size."""
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number.is_integer() else str(number)
 
 
 def axis_sizes(specs: tuple[TensorSpec, ...], feeds: Feeds) -> dict[str, int]:

@@ -17,12 +17,16 @@ Task = Literal[
     "question-answering",
     "image-classification",
     "text-recognition",
+    "tensors",
 ]
 Pooling = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 IMAGE_TASKS: tuple[Task, ...] = ("image-classification", "text-recognition")
-TEXT_TASKS: tuple[Task, ...] = tuple(task for task in TASKS if task not in IMAGE_TASKS)
+TENSORS: Task = "tensors"
+"""The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
+
+TEXT_TASKS: tuple[Task, ...] = tuple(task for task in TASKS if task not in {*IMAGE_TASKS, TENSORS})
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 

@@ -15,6 +15,7 @@ from alula.families.checkpoint import (
 )
 from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, original
+from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "locate",
     "open_checkpoint",
     "original",
+    "parse_inputs",
     "refuse_without_tokenizer",
     "write",
 ]

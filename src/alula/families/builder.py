@@ -45,7 +45,7 @@ class Builder:
     def rename(self, value: ir.Value, spec: TensorSpec) -> ir.Value:
         """Make `value` the output that `spec` describes."""
         value.name = spec.name
-        value.type = ir.TensorType(ir.DataType[_ONNX[spec.dtype]])
+        value.type = _type_of(spec)
         value.shape = ir.Shape(spec.shape)
         return value
 
@@ -154,7 +154,9 @@ class Builder:
         return f"{name}.{count}" if count else name
 
 
-_ONNX = {"int64": "INT64", "float32": "FLOAT"}
+_ONNX = {"float32": "FLOAT", "float64": "DOUBLE"}
+"""ONNX's names of element types that are not numpy's in capitals."""
+
 _IR_VERSION = {23: 11, 24: 12}
 OPSETS = tuple(_IR_VERSION)
 
@@ -168,9 +170,11 @@ def ir_version_of(opset: int) -> int:
 
 def graph_input(spec: TensorSpec) -> ir.Value:
     """An input as `spec` describes it."""
-    return ir.Value(
-        name=spec.name, type=ir.TensorType(ir.DataType[_ONNX[spec.dtype]]), shape=ir.Shape(spec.shape)
-    )
+    return ir.Value(name=spec.name, type=_type_of(spec), shape=ir.Shape(spec.shape))
+
+
+def _type_of(spec: TensorSpec) -> ir.TensorType:
+    return ir.TensorType(ir.DataType[_ONNX.get(spec.dtype, spec.dtype.upper())])
 
 
 def declare(graph: ir.Graph, part: Part) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 from onnx import version_converter
 from onnx_ir.passes import Sequential
@@ -14,7 +15,7 @@ from onnx_ir.passes.common import (
     IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
-    RemoveInitializersFromInputsPass,
+    OutputFixPass,
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
     ShapeInferencePass,
@@ -24,11 +25,19 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.families.builder import declare, ir_version_of
 from alula.families.checkpoint import Checkpoint, first_line
+from alula.families.onnx_file import read
+from alula.families.tensors import prepare
+
+_SMALL_BYTES = 1024
+"""Constants up to here are seen by the converter of opsets: axes, sizes, bounds."""
 
 
 def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int) -> ir.Model:
-    """The file as a model in memory that the passes take."""
-    model = _at_opset(checkpoint.root, opset)
+    """The file as a model in memory that the passes take; its weights stay where they are until it is saved."""
+    model = read(checkpoint.root)
+    prepare(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    model = _at_opset(model, checkpoint.root, opset)
     _tidy(model)
     _declare(model, spec.part(part_name))
     _infer(model)
@@ -38,26 +47,62 @@ def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int) -
     return model
 
 
-def _at_opset(file: Path, opset: int) -> ir.Model:
+def _at_opset(model: ir.Model, file: Path, opset: int) -> ir.Model:
+    found = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
+    # A file that is newer than what graphs are written in stays as new as it is.
+    opset = max(opset, found or 0)
     version = ir_version_of(opset)
     try:
-        loaded = onnx.load(file)
-        found = next((one.version for one in loaded.opset_import if one.domain in {"", "ai.onnx"}), None)
-        converted = loaded if found == opset else version_converter.convert_version(loaded, opset)
+        converted = model if found == opset else _converted(model, opset)
     except Exception as error:  # the converter raises what its C++ does
         raise InputError(f"{file} cannot be converted to opset {opset}: {first_line(error)}") from error
-    model = ir.serde.deserialize_model(converted)
-    model.ir_version, model.producer_name, model.producer_version = version, "alula", None
-    return model
+    converted.ir_version, converted.producer_name, converted.producer_version = version, "alula", None
+    return converted
+
+
+def _converted(model: ir.Model, opset: int) -> ir.Model:
+    """Raised by ONNX's own converter, which takes no more than 2 GiB and none that lie outside: it sees no weights."""
+    with _without_weights(model) as weights:
+        proto = ir.serde.serialize_model(model)
+    raised = ir.serde.deserialize_model(version_converter.convert_version(proto, opset))
+    for value in list(raised.graph.inputs):
+        if value.name in weights:
+            raised.graph.inputs.remove(value)
+            value.const_value = weights[value.name]
+            raised.graph.register_initializer(value)
+    return raised
+
+
+@contextmanager
+def _without_weights(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """The model with its large constants as inputs, while the block runs; they are given by name."""
+    graph = model.graph
+    large = {
+        name: value
+        for name, value in graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes > _SMALL_BYTES
+    }
+    weights: dict[str, ir.TensorProtocol] = {}
+    for name, value in large.items():
+        assert value.const_value is not None
+        weights[name] = value.const_value
+        value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+        graph.initializers.pop(name)
+        graph.inputs.append(value)
+    yield weights
+    for name, value in large.items():
+        graph.inputs.remove(value)
+        value.const_value = weights[name]
+        graph.register_initializer(value)
 
 
 def _tidy(model: ir.Model) -> None:
     """Constants as initializers, one copy of each, and nothing that is not used."""
     Sequential(
-        RemoveInitializersFromInputsPass(),
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         DeduplicateInitializersPass(),
         IdentityEliminationPass(),
+        OutputFixPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedOpsetsPass(),
         ClearMetadataAndDocStringPass(),
@@ -67,7 +112,7 @@ def _tidy(model: ir.Model) -> None:
 
 def _infer(model: ir.Model) -> None:
     """Shapes in our axes; those that the file states are in its own."""
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape = None

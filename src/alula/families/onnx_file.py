@@ -1,12 +1,13 @@
 """A model that comes as a ready-made ONNX file: found, known by its content, described. Nothing is written here.
 
-Text recognisers as PaddleOCR exports them are what is understood so far: the characters lie in the file's metadata.
+Text recognisers as PaddleOCR exports them are understood: the characters lie in the file's metadata. Any other file is
+arrays in and arrays out (`tensors.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import TensorSpec
+from alula.core.words import TENSORS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,9 +32,10 @@ HEIGHT = 48
 
 _CHARACTERS = "character"
 _EXPECTED = (
-    f"of ONNX files only text recognisers are built so far: metadata {_CHARACTERS!r} with a character a line, one "
+    f"a text recogniser has metadata {_CHARACTERS!r} with a character a line, one "
     f"float32 input [batch, 3, {HEIGHT}, width] whose batch and width are open, and one float32 output [batch, "
-    "steps, classes] of a Softmax, a class for the blank, each character, and the space if there is one"
+    "steps, classes] of a Softmax, a class for the blank, each character, and the space if there is one; "
+    f"without --task, or with --task {TENSORS}, its outputs are compared as they are"
 )
 _BLOCK = 1 << 20
 
@@ -88,22 +91,34 @@ def is_onnx(checkpoint: Checkpoint) -> bool:
     return checkpoint.root.is_file()
 
 
-def original(checkpoint: Checkpoint) -> Original:
+def original(checkpoint: Checkpoint, spec: ModelSpec) -> Original:
     """The untouched file."""
-    (output,) = read(checkpoint.root).graph.outputs
-    return Original(path=checkpoint.root, outputs={PROBABILITIES: str(output.name)})
+    outputs = (str(output.name) for output in read(checkpoint.root).graph.outputs)
+    ours = (tensor.name for tensor in spec.parts[0].outputs)
+    return Original(path=checkpoint.root, outputs=dict(zip(ours, outputs, strict=True)))
 
 
-def describe(checkpoint: Checkpoint, task: str | None, pooling: str | None) -> ModelSpec:
-    """Say what the file is, or why it is not taken."""
+def describe(
+    checkpoint: Checkpoint, task: str | None, pooling: str | None, stated: Sequence[TensorSpec] = ()
+) -> ModelSpec:
+    """Say what the file is, or why it is not taken; `stated` is what the user says of its inputs."""
     file = checkpoint.root
-    model = read(file)
-    if reason := _refusal(model):
-        raise InputError(f"{file}: {reason} (it has {_shown(model)}); {_EXPECTED}")
-    if task not in {None, TASK}:
-        raise InputError(f"{file} is a text recogniser; expected task {TASK}, not {task!r}")
+    if task not in {None, TASK, TENSORS}:
+        raise InputError(f"{file} is an ONNX file; expected task {TASK} or {TENSORS}, not {task!r}")
     if pooling:
-        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {TASK}")
+        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {task or TENSORS}")
+    model = read(file)
+    reason = _refusal(model)
+    if task == TENSORS or (task is None and reason):
+        from alula.families.tensors import describe_tensors  # noqa: PLC0415 - onnx_ir is for building only
+
+        return describe_tensors(checkpoint, model, stated)
+    if reason:
+        raise InputError(f"{file}: {reason} (it has {_shown(model)}); {_EXPECTED}")
+    if stated:
+        raise InputError(
+            f"--inputs {stated[0]}: {file} is a text recogniser, whose input is known; state it for --task {TENSORS}"
+        )
     (taken,), (given,) = model.graph.inputs, model.graph.outputs
     height, labels = _size(taken, 2) or HEIGHT, _labels(model)
     pixels = TensorSpec(name=str(taken.name), dtype="float32", shape=("batch", 3, height, "width"))

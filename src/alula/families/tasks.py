@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alula.core.errors import InputError
@@ -59,10 +59,19 @@ def head_layer(family: str, task: str) -> str:
     return "classifier" if task == "token-classification" else _TEXT_CLASSIFIER[family]
 
 
-def describe(checkpoint: Checkpoint, task: str | None = None, pooling: str | None = None) -> ModelSpec:
-    """Say what the checkpoint is written as, or why it cannot be."""
+def describe(
+    checkpoint: Checkpoint,
+    task: str | None = None,
+    pooling: str | None = None,
+    stated: Sequence[TensorSpec] = (),
+) -> ModelSpec:
+    """Say what the checkpoint is written as, or why it cannot be; `stated` is for ONNX files."""
     if onnx_file.is_onnx(checkpoint):
-        return onnx_file.describe(checkpoint, task, pooling)
+        return onnx_file.describe(checkpoint, task, pooling, stated)
+    if stated:
+        raise InputError(
+            f"--inputs {stated[0]}: the inputs of {checkpoint.name} are known; state those of ONNX files"
+        )
     config = checkpoint.config
     if _model_type(config) in images.FAMILIES:
         return images.describe_images(checkpoint, task, pooling)

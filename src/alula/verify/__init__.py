@@ -13,7 +13,7 @@ from alula.verify.budget import (
 from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
-from alula.verify.limits import CALIBRATED, LIMITS, Limits, held_to, limits_for, metrics_for
+from alula.verify.limits import CALIBRATED, LIMITS, Limits, held_to, limits_for, metrics_for, metrics_of
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
@@ -44,6 +44,7 @@ __all__ = [
     "limits_for",
     "load_metric",
     "metrics_for",
+    "metrics_of",
     "parse_budget",
     "texts_for",
 ]

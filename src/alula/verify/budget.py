@@ -114,6 +114,16 @@ _LINES = (
     ),
 )
 
+_ARRAYS = (
+    Clause(
+        metric="energy_of_error",
+        times=1,
+        when="always",
+        meaning="squares of all differences, as a share of the squares of what was expected; of whole numbers, the "
+        "share of values that differ. Of several outputs the worst counts",
+    ),
+)
+
 CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "embeddings": _DISTANCES,
     "sequence-classification": _CLASSES,
@@ -122,6 +132,7 @@ CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "question-answering": _SPANS,
     "image-classification": _IMAGES,
     "text-recognition": _LINES,
+    "tensors": _ARRAYS,
 }
 """Labels judge in place of agreement, which bounds the same loss from above; distances of embeddings always count."""
 

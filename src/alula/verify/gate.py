@@ -12,8 +12,9 @@ from alula.core.engine import Session
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.verify import metrics
-from alula.verify.limits import HIGHER_IS_BETTER, Limits, limits_for, limits_of_invariance, metrics_for
+from alula.core.words import TENSORS
+from alula.verify import metrics, outputs
+from alula.verify.limits import HIGHER_IS_BETTER, Limits, limits_for, limits_of_invariance, metrics_of
 from alula.verify.metrics import Flags, Floats
 from alula.verify.samples import Sample, alone, is_right_padded
 
@@ -53,9 +54,11 @@ def compare(  # noqa: PLR0913, PLR0917 - six, which is as many as a function may
         for sample, expected in zip(samples, stored, strict=True)
     ]
     limits = limits_for(precision)
+    if spec.task == TENSORS:
+        return tuple(_of_arrays(spec, answers, limits, reference_name))
     return tuple(
         _check(output, metric, _measure(output, metric, answers, limits), limits.of(metric), reference_name)
-        for output, metric in _metrics_of(spec)
+        for output, metric in metrics_of(spec)
     )
 
 
@@ -67,6 +70,8 @@ def invariance(
     The engine is compared with itself, so these checks alone never make it verified. What a profile rules out
     (one row only, one length only) is not asked.
     """
+    if spec.task == TENSORS:
+        return tuple(_array_rows(candidate, samples, spec, profile, precision))
     usable = [sample for sample in samples if is_right_padded(sample)]
     pairs: dict[str, list[Answer]] = {}
     if profile.axes["batch"].max > 1:
@@ -76,7 +81,7 @@ def invariance(
     limits = limits_of_invariance(precision)
     checks = []
     for name, answers in pairs.items():
-        for output, metric in _metrics_of(spec):
+        for output, metric in metrics_of(spec):
             if not metric.endswith("_agreement"):
                 values = _measure(output, metric, answers, limits)
                 check = _check(output, metric, values, limits.of(metric), "own-graph")
@@ -90,10 +95,35 @@ def _outputs(reference: Session | Sequence[Feeds], samples: Sequence[Sample]) ->
     return [reference.run(sample.feeds) for sample in samples]
 
 
-def _metrics_of(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
-    return metrics_for(
-        spec.task, labels=len(spec.labels), activation=spec.activation, normalize=spec.normalize
-    )
+def _of_arrays(
+    spec: ModelSpec, answers: Sequence[Answer], limits: Limits, reference: Reference
+) -> Iterator[Check]:
+    """A check per output, value by value."""
+    for name, metric in metrics_of(spec):
+        output, pairs = outputs.output_of(spec, name), [arrays(name, answer) for answer in answers]
+        nothing = outputs.proves(output, pairs, limits) if metric == "max_error" else ""
+        values = np.empty(0) if nothing else outputs.measured(output, metric, pairs)
+        yield replace(_check(name, metric, values, limits.of(metric), reference), note=nothing)
+
+
+def arrays(output: str, answer: Answer) -> tuple[Floats, Floats]:
+    """Expected and given; NaN where one is missing or shapes differ, none of both being a shape too."""
+    expected, given = answer.expected.get(output), answer.given.get(output)
+    if expected is None or given is None or expected.shape != given.shape:
+        return np.full(1, np.nan), np.full(1, np.nan)
+    return expected.astype(np.float64), given.astype(np.float64)
+
+
+def _array_rows(
+    candidate: Session, samples: Sequence[Sample], spec: ModelSpec, profile: Profile, precision: str
+) -> Iterator[Check]:
+    """Whether rows of a batch are what they are alone, where a model has rows."""
+    limits = limits_of_invariance(precision)
+    for name, pairs in outputs.rows_alone(candidate, samples, spec, profile, ROWS_ALONE).items():
+        values = outputs.measured(outputs.output_of(spec, name), "max_error", pairs)
+        yield replace(
+            _check(name, "max_error", values, limits.max_error, "own-graph"), metric="batch_equals_single"
+        )
 
 
 def _check(output: str, metric: str, values: Floats, limit: float, reference: Reference) -> Check:

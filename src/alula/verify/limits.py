@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.words import TENSORS
 
 HIGHER_IS_BETTER = frozenset(
     {
@@ -13,12 +15,24 @@ HIGHER_IS_BETTER = frozenset(
         "label_agreement",
         "token_label_agreement",
         "step_label_agreement",
+        "value_agreement",
         "decision_agreement",
         "order_agreement",
         "span_agreement",
     }
 )
 """Metrics that count sameness; all others count distance."""
+
+
+EQUAL = 0.999
+"""Of the whole numbers that an output has. They are counted from others, such as the best class of each pixel, and
+which of two is larger that are equal to the last digit falls either way."""
+
+LEAST_SCALE = 0.01
+"""Of outputs in a known range, the share of it that differences are measured against at least.
+
+A sigmoid is rounded near 1 and so off by 2^-23 however small it comes out: 1e-7, a tenth of what fp32 may be at 0.01.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +59,8 @@ class Limits:
             return self.cosine
         if metric == "max_abs":
             return self.max_abs
+        if metric == "value_agreement":
+            return min(self.agreement, EQUAL)
         return self.agreement if metric.endswith("_agreement") else self.max_error
 
 
@@ -135,6 +151,18 @@ def limits_of_invariance(precision: str) -> Limits:
 # other. PP-OCRv4, 96 drawn lines against its file in ONNX Runtime, largest difference of a step, and of a line's mean
 # over its steps: written graph there 7e-6 and 2e-7; openvino fp32 7e-4 and 2e-5; openvino bf16 2e-2 and 5e-4. The mean
 # tells fp32 from what is not, the largest does not.
+def metrics_of(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """What is looked at for a model; for one of which only the tensors are known, every output."""
+    if spec.task == TENSORS:
+        return tuple(
+            (output.name, "max_error" if output.dtype.startswith("float") else "value_agreement")
+            for output in spec.parts[0].outputs
+        )
+    return metrics_for(
+        spec.task, labels=len(spec.labels), activation=spec.activation, normalize=spec.normalize
+    )
+
+
 def metrics_for(
     task: str, *, labels: int = 0, activation: str = "none", normalize: bool = False
 ) -> tuple[tuple[str, str], ...]:

@@ -9,9 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from alula.core.model import ModelSpec
+from alula.core.tensor import TensorSpec
 from alula.verify import characters, metrics
-from alula.verify.gate import Answer, pair
-from alula.verify.intervals import Interval, bootstrap, of_mean, wilson
+from alula.verify.gate import Answer, arrays, pair
+from alula.verify.intervals import Interval, Rows, bootstrap, of_mean, wilson
 from alula.verify.metrics import Floats
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -99,6 +100,29 @@ def _characters(answers: Sequence[Answer], spec: ModelSpec, pairs: Pairs) -> Los
     return Loss(output="probabilities", value=rate, mean=rate, samples=len(lines), interval=interval)
 
 
+def _energy(answers: Sequence[Answer], spec: ModelSpec, pairs: Pairs) -> Loss:
+    """Calls are drawn whole for the interval: values of one hang together."""
+    losses = [_energy_of(output, answers) for output in spec.parts[0].outputs]
+    return max(losses, key=lambda loss: np.inf if np.isnan(loss.value) else loss.value)
+
+
+def _energy_of(output: TensorSpec, answers: Sequence[Answer]) -> Loss:
+    sides = [arrays(output.name, answer) for answer in answers]
+    if output.dtype.startswith("float"):
+        sums = [(float(np.square(a - b).sum()), float(np.square(a).sum())) for a, b in sides]
+    else:
+        sums = [(float(np.where(np.isnan(a), np.nan, a != b).sum()), float(a.size)) for a, b in sides]
+    wrong, whole = np.array(sums, np.float64).reshape(-1, 2).T
+
+    def share(calls: Rows) -> float:
+        of = float(whole[calls].sum())
+        return float(wrong[calls].sum() / of) if of else float(np.where(wrong[calls].sum(), np.inf, 0.0))
+
+    value = share(np.arange(len(sides))) if sides else float("nan")
+    interval = bootstrap(share, len(sides)) if np.isfinite(value) else None
+    return Loss(output=output.name, value=value, mean=value, samples=len(sides), interval=interval)
+
+
 MEASURES: Mapping[str, Measure] = {
     "cosine_distance_mean": _distance_mean,
     "cosine_distance_worst": _distance_worst,
@@ -108,6 +132,7 @@ MEASURES: Mapping[str, Measure] = {
     "token_label_disagreement": _tokens,
     "span_disagreement": _spans,
     "character_error_rate": _characters,
+    "energy_of_error": _energy,
 }
 """By metric: what `judge` can measure on outputs alone."""
 

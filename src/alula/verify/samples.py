@@ -17,6 +17,8 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
+from alula.core.words import TENSORS
+from alula.verify.arrays import draw_arrays
 
 CELLS = 1024
 """Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
@@ -29,18 +31,22 @@ Ids: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One call to compare, and what it is about; `drawn` ones hold random ids or pixels, the others real ones."""
+    """One call to compare, and what it is about; `drawn` ones hold random ids or pixels, the others real ones.
+
+    Of a model that nothing is known of but its tensors, no feed is a mask of `tokens`, whatever its name is.
+    """
 
     name: str
     feeds: Feeds
     drawn: bool = False
+    tokens: bool = True
 
     @property
     def mask(self) -> Flags:
         """Which cells are tokens, [batch, length]; one cell a row where the inputs are no tokens."""
-        if "attention_mask" in self.feeds:
+        if self.tokens and "attention_mask" in self.feeds:
             return self.feeds["attention_mask"].astype(np.bool_)
-        first = next(iter(self.feeds.values()))
+        first = np.atleast_1d(next(iter(self.feeds.values())))
         return np.ones((len(first), 1), dtype=np.bool_)
 
     def sizes(self, spec: ModelSpec) -> dict[str, int]:
@@ -51,6 +57,9 @@ class Sample:
 def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]:
     """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest."""
     rng = np.random.default_rng(seed)
+    if spec.task == TENSORS:
+        drawn = draw_arrays(rng, spec, profile)
+        return tuple(Sample(name=name, feeds=feeds, drawn=True, tokens=False) for name, feeds in drawn)
     if not spec.reads_text:
         return tuple(_drawn_images(rng, spec, profile))
     batch, length = profile.axes["batch"], profile.axes["length"]
@@ -120,7 +129,7 @@ def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -
 def _image_alone(sample: Sample, row: int, profile: Profile) -> Sample:
     rows = profile.axes["batch"].min
     feeds = {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in sample.feeds.items()}
-    return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds)
+    return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds, tokens=sample.tokens)
 
 
 def _within(sizes: Range, wanted: int) -> int:
