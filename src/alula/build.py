@@ -108,16 +108,17 @@ def build(request: BuildRequest, progress: Progress) -> Built:
     key = cache.key(_inputs(request, resolved))
     # What a user's metric computes may change without a trace that could be digested.
     use_cache = request.use_cache and request.metric is None
-    if use_cache and (found := cache.fetch(key, request.to)):
-        return Built(bundle=found, cached=True)
+    if use_cache and (kept := cache.look(key)):
+        to = _place(request.to, _lacking(kept, interrupted=False))
+        if found := cache.fetch(key, to):
+            return Built(bundle=found, cached=True)
     with writing(request.to) as draft:
         interrupted = _fill(draft, request, resolved, progress)
         made = Bundle.read(draft.scratch)
         written = made.manifest.identity
-        to = request.to
-        if (what := _lacking(made, interrupted=interrupted)) and _is_verified(request.to):
-            draft.to = draft.to.with_name(f"{draft.to.name}.{what}")
-            to = request.to.with_name(f"{request.to.name}.{what}")
+        to = _place(request.to, _lacking(made, interrupted=interrupted))
+        if to != request.to:
+            draft.to = to.resolve()
         if made.passed and use_cache and not interrupted:
             _keep(cache, key, draft.scratch)
     bundle = Bundle.read(to)
@@ -135,11 +136,13 @@ def _lacking(made: Bundle, *, interrupted: bool) -> str:
     return "" if made.verified else "unverified"
 
 
-def _is_verified(root: Path) -> bool:
+def _place(to: Path, lacking: str) -> Path:
+    """Where a bundle that lacks something goes: beside a verified one that stands there."""
     try:
-        return Bundle.open(root).verified
+        aside = lacking and Bundle.open(to).verified
     except InputError:
-        return False
+        return to
+    return to.with_name(f"{to.name}.{lacking}") if aside else to
 
 
 def _keep(cache: Cache, key: str, root: Path) -> None:
@@ -353,7 +356,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         ],
         "source": request.model,
         "spec": str(resolved.spec),
-        "engine": _runtime(resolved.engine),
+        "engine": [*_runtime(resolved.engine), resolved.traits.cannot_run],
         "features": cpu_features(),
         "precision": request.precision,
         "plan": asdict(resolved.plan),

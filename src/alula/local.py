@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alula.bundles import Bundle, shrink
+from alula.bundles import Bundle, rebuild_command, shrink
 from alula.bundles.digest import of_value
 from alula.bundles.replace import beside, put, temporary_folder
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError
 from alula.core.places import cache_root
+from alula.engines import GPU, runs_on, traits
 from alula.engines import backend as backend_named
 from alula.verify import Sample, compare, held_to
 
@@ -23,12 +24,20 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
     """The bundle's engine if it was compiled for this machine; else one compiled again here, checked and kept.
 
     The new engine comes from the bundle's portable graph and must agree with the stored reference outputs,
-    or an EngineError says what differed. It is kept in the cache, since a bundle may be read-only.
+    or an EngineError says what differed. It is kept in the cache, since a bundle may be read-only. What a GPU's engine
+    takes is minutes of compiling and nobody's to begin unasked: a foreign one is refused with the command that does it.
     """
     engine = bundle.engine(part)
     backend = backend_named(engine.backend)
-    if engine.target == backend.target:
+    if why := traits(engine.backend).cannot_run:
+        raise EngineError(f"{bundle.root}: built for {engine.target!r}, and that cannot run here: {why}")
+    if runs_on(engine.backend, engine.target, backend.target):
         return engine
+    if engine.backend in GPU:
+        raise EngineError(
+            f"{bundle.root}: built for {engine.target!r}, running on {backend.target!r}; build it again here: "
+            f"{rebuild_command(bundle.manifest, bundle.root, part)}"
+        )
     key = of_value([engine.graph.digest, backend.target, str(engine.plan.profile)])
     kept = replace(engine, target=backend.target, path=engines_folder() / key)
     if not (kept.path.is_dir() and _opens(backend, kept)):

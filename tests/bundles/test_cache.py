@@ -34,6 +34,17 @@ def test_a_kept_bundle_is_fetched_by_its_key_and_no_other(bundle: Bundle, tmp_pa
     assert not (tmp_path / "other").exists()
 
 
+def test_an_entry_is_looked_at_where_it_lies(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    assert cache.look("k") is None
+    cache.keep("k", bundle.root)
+    looked = cache.look("k")
+    assert looked is not None
+    assert looked.verified
+    (looked.root / "checks.json").write_text("{")
+    assert cache.look("k") is None
+
+
 def test_a_damaged_entry_is_dropped_and_built_again(bundle: Bundle, tmp_path: Path) -> None:
     cache = Cache(root=tmp_path / "cache")
     cache.keep("k", bundle.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alula.bundles.cache import Cache, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
 from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json, rung_to_json
+from alula.bundles.rebuild import rebuild_command
 
 __all__ = [
     "Bundle",
@@ -17,6 +18,7 @@ __all__ = [
     "check_to_json",
     "document",
     "finite",
+    "rebuild_command",
     "rung_to_json",
     "shrink",
     "writing",

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from alula.core.engine import Backend, Traits
 from alula.core.errors import InputError, MissingExtraError
 
-__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve", "traits"]
+__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve", "runs_on", "traits"]
 
 
 def _openvino() -> Backend:
@@ -86,6 +86,15 @@ def traits(name: str) -> Traits:
     from alula.engines.tensorrt.backend import traits_of  # noqa: PLC0415 - CPU engines do without
 
     return traits_of(name)
+
+
+def runs_on(name: str, built: str, here: str) -> bool:
+    """Whether an engine that was built for one target of a runtime runs on another."""
+    if name not in GPU:
+        return built == here
+    from alula.engines.tensorrt.targets import runs_on as portable  # noqa: PLC0415 - CPU engines do without
+
+    return portable(built, here)
 
 
 def importable(name: str) -> bool:

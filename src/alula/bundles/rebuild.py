@@ -1,0 +1,70 @@
+"""The command that builds a bundle again, from what its manifest says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from alula.bundles.manifest import Manifest
+from alula.core.engine import Plan
+from alula.core.model import ModelSpec
+from alula.core.profile import Profile
+from alula.core.units import bytes_as_text, seconds_as_text
+from alula.core.words import TENSORS
+
+SHORT = ("batch", "length", "height", "width")
+"""Axes that have an option of their own."""
+
+
+def rebuild_command(manifest: Manifest, root: Path, part: str = "encoder") -> str:
+    """What makes the same bundle at `root` where it is to run, ready for a shell. Pure.
+
+    Rows are not in a bundle: where it was proved on some, their file is named as it was.
+    """
+    engine = manifest.engines[part]
+    words = ["alula", "build", manifest.source, "-o", str(root), "--target", engine.backend]
+    words += ["--precision", engine.graph.precision, *_model(manifest.model, manifest.source)]
+    words += [*_sizes(engine.plan), *_settings(engine.plan)]
+    if promise := manifest.promise:
+        words += ["--data", promise["data"]["file"], "--budget", f"{100 * promise['budget']:g}%"]
+    return shlex.join(words)
+
+
+def _model(model: ModelSpec, source: str) -> Iterator[str]:
+    if model.revision != "local":
+        yield from ("--revision", model.revision)
+    if model.name not in {source, Path(source).name, Path(source).stem}:
+        yield from ("--name", model.name)
+    yield from ("--task", model.task)
+    if model.pooling:
+        yield from ("--pooling", model.pooling)
+    if model.task == TENSORS:
+        for tensor in model.part("encoder").inputs:
+            yield from ("--inputs", str(tensor))
+
+
+def _sizes(plan: Plan) -> Iterator[str]:
+    if plan.tuned:
+        for profile in plan.tuned:
+            yield from ("--profile", ",".join(f"{axis}={sizes}" for axis, sizes in profile.axes.items()))
+    else:
+        yield from _axes(plan.profile)
+
+
+def _axes(profile: Profile) -> Iterator[str]:
+    for axis, sizes in profile.axes.items():
+        yield from (f"--{axis}", str(sizes)) if axis in SHORT else ("--axis", f"{axis}={sizes}")
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    if plan.workspace_bytes is not None:
+        yield from ("--workspace", bytes_as_text(plan.workspace_bytes))
+    if plan.level is not None:
+        yield from ("--level", str(plan.level))
+    if plan.time_limit_s is not None:
+        yield from ("--time-limit", seconds_as_text(plan.time_limit_s))
+    if plan.portable:
+        yield "--portable"
+    if plan.strip_weights:
+        yield "--strip-weights"

@@ -1,0 +1,155 @@
+"""What is compiled for a GPU on a machine without one, and what becomes of it there: TensorRT-RTX compiles anywhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import served
+import tiny
+
+from alula import build as build_module
+from alula import local
+from alula.build import BuildRequest, build
+from alula.bundles import Bundle
+from alula.cli import main
+from alula.core.engine import Traits
+from alula.core.errors import EngineError, InputError, MissingExtraError
+from alula.core.progress import Silent
+from alula.engines.tensorrt import library
+from alula.local import local_engine
+from alula.prove import VerifyRequest, verify_bundle
+
+NO_GPU = Traits(cannot_run="there is no CUDA GPU here")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.checkpoint(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A bundle that was compiled where it cannot run, whatever the machine at hand is."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALULA_CACHE", str(folder / "cache"))
+        patch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+        request = BuildRequest(
+            model=str(model), to=folder / "b", target="tensorrt-rtx", precision="fp16", reference="own-graph"
+        )
+        build(request, Silent())
+        yield folder / "b"
+
+
+def test_what_cannot_run_here_is_compiled_and_claims_nothing(compiled: Path) -> None:
+    bundle = Bundle.open(compiled)
+    assert bundle.checks == ()
+    assert not bundle.verified
+    (rung,) = bundle.manifest.rungs
+    assert (rung.taken, rung.passed) == (True, False)
+    assert rung.reason == "compiled here, not run (there is no CUDA GPU here)"
+    # What it is to be held to where it runs, without torch and without the checkpoint.
+    assert bundle.stored.reference == "own-graph"
+    assert len(bundle.stored.feeds) > 3
+
+
+def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
+    model: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiling was asked for on purpose; and what is not verified takes no verified bundle's place."""
+    monkeypatch.setenv("ALULA_CACHE", str(compiled.parent / "cache"))
+    monkeypatch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+    there = served.make_bundle(compiled.parent / "there")
+    words = f"alula build {model} -o {there} --target tensorrt-rtx --precision fp16 --reference own-graph"
+    monkeypatch.setattr(sys, "argv", words.split())
+    assert main() == 0
+    out = capsys.readouterr().out
+    beside = there.with_name("there.unverified")
+    assert (
+        out.rstrip()
+        .splitlines()[-1]
+        .partition("; ")[2]
+        .startswith(
+            "NOT verified: compiled here, not run (there is no CUDA GPU here); "
+            f"run `alula verify {beside}` where it can run; from the cache in "
+        )
+    )
+    assert "NOT RUN" in out
+    assert "checks\n" not in out
+    assert Bundle.open(there).verified
+    monkeypatch.setattr(sys, "argv", ["alula", "serve", str(beside)])
+    assert main() == 2
+    assert "not verified" in capsys.readouterr().err.lower()
+
+
+def test_where_it_cannot_run_it_is_refused_and_not_run_on_the_cpu(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "traits", lambda name: NO_GPU)
+    said = r"b: built for 'tensorrt-rtx .* sm_80\+', and that cannot run here: there is no CUDA GPU here$"
+    with pytest.raises(EngineError, match=said):
+        local_engine(Bundle.open(compiled))
+    with pytest.raises(EngineError, match=said):
+        verify_bundle(Bundle.open(compiled), VerifyRequest(), Silent())
+
+
+def test_without_the_gpus_library_it_is_refused_and_not_run_on_the_cpu(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # microsoft/onnxruntime#23372
+    monkeypatch.setattr(library, "_findable", lambda name: False)
+    with pytest.raises(MissingExtraError, match=r"needs: pip install 'alula\[tensorrt-rtx\]'$"):
+        local_engine(Bundle.open(compiled))
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        "tensorrt-rtx 1.6.0.1 x86_64 sm_80+",  # another version
+        "tensorrt-rtx 1.7.1.116 aarch64 sm_80+",  # another processor
+        "tensorrt 8.6.0 x86_64 sm_90 NVIDIA H200",
+        "nonsense",
+    ],
+)
+def test_an_engine_of_another_build_is_refused_with_the_command_that_builds_it(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str
+) -> None:
+    # NVIDIA/TensorRT#2177: an engine of another TensorRT or another GPU, which failed when it was loaded.
+    monkeypatch.setattr(local, "traits", lambda name: Traits())
+    assert local_engine(Bundle.open(compiled)).target.startswith("tensorrt-rtx 1.7")
+    bundle = edited(compiled, tmp_path / "edited", built)
+    with pytest.raises(EngineError) as error:
+        local_engine(bundle)
+    here = Bundle.open(compiled).engine("encoder").target
+    said = str(error.value)
+    assert said.startswith(
+        f"{bundle.root}: built for {built!r}, running on {here!r}; build it again here: alula build "
+    )
+    assert f"-o {bundle.root} --target tensorrt-rtx --precision fp16 " in said
+    assert said.endswith("--batch 1:8:64 --length 2:64:64")
+
+
+def test_a_truncated_engine_is_refused_before_anything_loads_it(compiled: Path, tmp_path: Path) -> None:
+    # NVIDIA/TensorRT#2072: a truncated engine ended the process that loaded it.
+    bundle = edited(compiled, tmp_path / "cut", Bundle.open(compiled).engine("encoder").target)
+    plan = bundle.engine("encoder").path / "engine.plan"
+    whole = plan.read_bytes()
+    plan.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        InputError, match=rf"engine\.plan: has {len(whole) // 2} bytes, expected {len(whole)}: cut short"
+    ):
+        Bundle.open(bundle.root)
+
+
+def edited(bundle: Path, to: Path, target: str) -> Bundle:
+    """A copy whose manifest says that it was built for another target."""
+    shutil.copytree(bundle, to)
+    raw = json.loads((to / "manifest.json").read_text())
+    raw["engines"]["encoder"]["target"] = target
+    (to / "manifest.json").write_text(json.dumps(raw))
+    return Bundle.open(to)
