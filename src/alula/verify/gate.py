@@ -55,7 +55,7 @@ def compare(  # noqa: PLR0913, PLR0917 - six, which is as many as a function may
     ]
     limits = limits_for(precision)
     if spec.task == TENSORS:
-        return tuple(_of_arrays(spec, answers, limits, reference_name))
+        return tuple(_of_arrays(spec, answers, precision, reference_name))
     return tuple(
         _check(output, metric, _measure(output, metric, answers, limits), limits.of(metric), reference_name)
         for output, metric in metrics_of(spec)
@@ -96,12 +96,13 @@ def _outputs(reference: Session | Sequence[Feeds], samples: Sequence[Sample]) ->
 
 
 def _of_arrays(
-    spec: ModelSpec, answers: Sequence[Answer], limits: Limits, reference: Reference
+    spec: ModelSpec, answers: Sequence[Answer], precision: str, reference: Reference
 ) -> Iterator[Check]:
-    """A check per output, value by value."""
-    for name, metric in metrics_of(spec):
+    """Every output, value by value."""
+    limits = limits_for(precision)
+    for name, metric in metrics_of(spec, precision):
         output, pairs = outputs.output_of(spec, name), [arrays(name, answer) for answer in answers]
-        nothing = outputs.proves(output, pairs, limits) if metric == "max_error" else ""
+        nothing = outputs.proves_nothing(output, pairs, limits) if metric == "rms_error" else ""
         values = np.empty(0) if nothing else outputs.measured(output, metric, pairs)
         yield replace(_check(name, metric, values, limits.of(metric), reference), note=nothing)
 
@@ -120,9 +121,9 @@ def _array_rows(
     """Whether rows of a batch are what they are alone, where a model has rows."""
     limits = limits_of_invariance(precision)
     for name, pairs in outputs.rows_alone(candidate, samples, spec, profile, ROWS_ALONE).items():
-        values = outputs.measured(outputs.output_of(spec, name), "max_error", pairs)
+        values = outputs.measured(outputs.output_of(spec, name), "rms_error", pairs)
         yield replace(
-            _check(name, "max_error", values, limits.max_error, "own-graph"), metric="batch_equals_single"
+            _check(name, "rms_error", values, limits.max_error, "own-graph"), metric="batch_equals_single"
         )
 
 

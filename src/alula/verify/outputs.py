@@ -12,7 +12,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds, TensorSpec
 from alula.verify.arrays import BATCH, shares_rows
-from alula.verify.limits import LEAST_SCALE, Limits
+from alula.verify.limits import LEAST_LEVEL, LEAST_SCALE, Limits
 from alula.verify.metrics import Floats
 from alula.verify.samples import Sample, alone
 
@@ -25,23 +25,37 @@ def output_of(spec: ModelSpec, name: str) -> TensorSpec:
     return next(output for output in spec.parts[0].outputs if output.name == name)
 
 
+def measured(output: TensorSpec, metric: str, pairs: Sequence[Pair]) -> Floats:
+    """All values of one metric, row by row."""
+    if metric == "value_agreement":
+        return agreements(pairs)
+    if metric == "rms_error":
+        return rms_errors(pairs, level_of(output, pairs))
+    return errors(pairs, scale_of(output, pairs))
+
+
 def scale_of(output: TensorSpec, pairs: Sequence[Pair]) -> float:
-    """What a difference is measured against: the largest finite magnitude expected, 1 if all are nought.
+    """What the worst difference is measured against: the largest finite magnitude expected, 1 if all are nought.
 
     More where the output has a range: its values are rounded at the ends, whatever they are.
     """
-    reach = 0.0 if output.range is None else LEAST_SCALE * (output.range[1] - output.range[0])
-    return max(largest(pairs), reach) or 1.0
+    largest = max((float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a, _ in pairs), default=0.0)
+    return max(largest, LEAST_SCALE * _reach(output)) or 1.0
 
 
-def largest(pairs: Sequence[Pair]) -> float:
-    """The largest finite magnitude expected."""
-    return max((float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a, _ in pairs), default=0.0)
+def level_of(output: TensorSpec, pairs: Sequence[Pair]) -> float:
+    """What differences on the whole are measured against: the root mean square of all that is expected, likewise."""
+    return max(_level(pairs), LEAST_LEVEL * _reach(output)) or 1.0
 
 
 def errors(pairs: Sequence[Pair], scale: float) -> Floats:
     """Per row, the largest difference in units of `scale`; equal infinities differ by nothing, NaN from everything."""
-    return _each(pairs, lambda a, b: np.where(a == b, 0.0, np.abs(a - b) / scale), np.max)
+    return _each(pairs, lambda a, b: _apart(a, b) / scale, np.max)
+
+
+def rms_errors(pairs: Sequence[Pair], level: float) -> Floats:
+    """Per row, the root of the mean square of differences, in units of `level`."""
+    return np.sqrt(_each(pairs, lambda a, b: np.square(_apart(a, b) / level), np.mean))
 
 
 def agreements(pairs: Sequence[Pair]) -> Floats:
@@ -49,20 +63,15 @@ def agreements(pairs: Sequence[Pair]) -> Floats:
     return _each(pairs, lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, a == b), np.mean)
 
 
-def proves(output: TensorSpec, pairs: Sequence[Pair], limits: Limits) -> str:
+def proves_nothing(output: TensorSpec, pairs: Sequence[Pair], limits: Limits) -> str:
     """Why what is expected proves nothing: all of it is so small that noughts would be within the limit."""
-    most = largest(pairs)
-    if not 0.0 < most <= limits.max_error * scale_of(output, pairs):
+    level = _level(pairs)
+    if not 0.0 < level <= limits.max_error * level_of(output, pairs):
         return ""
     return (
-        f"what was drawn gives {most:.1e} at most, which noughts would be near enough to: "
-        "nothing is proved by that; give real calls with --data FOLDER"
+        f"of what was drawn it gives {level:.1e} on the whole, and noughts would be near enough to that: "
+        "nothing is proved; give real calls with --data FOLDER"
     )
-
-
-def measured(output: TensorSpec, metric: str, pairs: Sequence[Pair]) -> Floats:
-    """All values of one metric, row by row."""
-    return agreements(pairs) if metric == "value_agreement" else errors(pairs, scale_of(output, pairs))
 
 
 def rows_alone(
@@ -100,6 +109,20 @@ def _with_rows(spec: ModelSpec, together: Feeds, rows: int, single: Feeds, low: 
         sizes = [np.shape(side.get(output.name, ()))[:1] for side in (together, single)]
         if sizes == [(rows,), (low,)] and output.dtype.startswith("float"):
             yield output
+
+
+def _reach(output: TensorSpec) -> float:
+    return 0.0 if output.range is None else output.range[1] - output.range[0]
+
+
+def _level(pairs: Sequence[Pair]) -> float:
+    finite = [a[np.isfinite(a)] for a, _ in pairs]
+    count = sum(a.size for a in finite)
+    return float(np.sqrt(sum(float(np.square(a).sum()) for a in finite) / count)) if count else 0.0
+
+
+def _apart(a: Floats, b: Floats) -> Floats:
+    return np.where(a == b, 0.0, np.abs(a - b))
 
 
 def _each(
