@@ -36,10 +36,20 @@ def traits_of(target: str) -> Traits:
     """What the version found here and this machine mean for a build."""
     version = version_of(target)
     if version is None:
-        return Traits(cannot_run=f"{target} is not installed here")
-    features = features_of(target, number_of(version))
+        absent = f"{target} is not installed here"
+        return Traits(cannot_run=absent, cannot_compile=absent)
+    features, unable = features_of(target, number_of(version)), cannot_run(target)
     lacks = {} if features.bf16 else {"bf16": f"TensorRT {version} has no bf16; 10 and later have"}
-    return Traits(opset=features.opset, lacks=lacks, cannot_run=cannot_run(target))
+    if not features.strip_weights:
+        lacks["--strip-weights"] = (
+            f"TensorRT {version} keeps weights in its engines; 10 and later can leave them out"
+        )
+    return Traits(
+        opset=features.opset,
+        lacks=lacks,
+        cannot_run=unable,
+        cannot_compile="" if features.cpu_compiles else unable,
+    )
 
 
 def cannot_run(target: str) -> str:
