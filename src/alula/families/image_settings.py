@@ -83,6 +83,11 @@ class ResNetSettings:
         """How many numbers the classifier takes."""
         return self.sizes[-1]
 
+    @property
+    def smallest(self) -> int:
+        """The least height and width of an image."""
+        return 1
+
     def inner(self, size: int) -> int:
         """The width inside a bottleneck of `size`."""
         return size // _REDUCTION
@@ -116,13 +121,21 @@ class EfficientNetSettings:
     pooling: str
     epsilon: float
 
+    @property
+    def smallest(self) -> int:
+        """The least height and width of an image, of which every stride leaves something."""
+        size = 1
+        for block in reversed(self.blocks):
+            size = size if block.stride == 1 else 2 * size - block.evenly
+        return 2 * size
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionSettings:
     """Sizes and choices of a transformer over patches; `image` is the height and width of training.
 
-    `scaled` layers multiply what they add, `means` puts the mean of the patches beside the first token, and only
-    networks with both interpolate their positions.
+    `scaled` layers multiply what they add, `means` puts the mean of the patches beside the first token. Networks with
+    both interpolate their positions wherever an image is of another size; others where they are asked to.
     """
 
     hidden: int
@@ -157,6 +170,20 @@ class VisionSettings:
         """How many numbers the classifier takes."""
         return 2 * self.hidden if self.means else self.hidden
 
+    @property
+    def smallest(self) -> int:
+        """The least height and width of an image: those of a patch."""
+        return self.patch
+
+    def check_open(self) -> None:
+        """Refuse images of any size where there is no square to interpolate: transformers takes any for one."""
+        if self.grid[0] != self.grid[1]:
+            raise ManifestError(
+                f"is {self.image[0]} x {self.image[1]}; expected a square, since images of several sizes are asked "
+                "for, and transformers interpolates positions of nothing else",
+                "image_size",
+            )
+
     def check_image(self, height: int, width: int) -> None:
         """Refuse images of a size that there are no positions for."""
         if min(height, width) < self.patch:
@@ -164,7 +191,7 @@ class VisionSettings:
         if not self.means and (height, width) != self.image:
             raise ManifestError(
                 f"is {self.image[0]} x {self.image[1]}; the image processor gives {height} x {width}, "
-                "and positions are interpolated for dinov2 alone",
+                "and positions are interpolated for dinov2 alone, unless sizes are asked for with --height and --width",
                 "image_size",
             )
 

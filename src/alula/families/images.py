@@ -8,7 +8,8 @@ from typing import Any
 
 from alula.core.errors import InputError, ManifestError
 from alula.core.model import ModelSpec, Part
-from alula.core.tensor import TensorSpec
+from alula.core.profile import Range
+from alula.core.tensor import Dim, TensorSpec
 from alula.families.checkpoint import Checkpoint, architecture_of
 from alula.families.image_settings import (
     COLOURS,
@@ -24,6 +25,9 @@ from alula.families.pixels import image_size
 from alula.families.weights import read_weights
 
 TASK = "image-classification"
+SIDES = ("height", "width")
+"""Axes of an image that a graph is written with where sizes are asked for."""
+
 _ENDING = "ForImageClassification"
 
 
@@ -52,17 +56,17 @@ def read_settings(family: str, config: Mapping[str, Any]) -> ImageSettings:
         raise error.under("config.json") from error
 
 
-def describe_images(checkpoint: Checkpoint, task: str | None, pooling: str | None) -> ModelSpec:
-    """Say what a checkpoint of one of `FAMILIES` is written as, or why it cannot be."""
+def describe_images(
+    checkpoint: Checkpoint, task: str | None, pooling: str | None, asked: Mapping[str, Range]
+) -> ModelSpec:
+    """Say what a checkpoint of one of `FAMILIES` is written as, or why it cannot be; `asked` are sizes by axis."""
     config = checkpoint.config
     family = str(config["model_type"])
     _check_task(checkpoint, family, task, pooling)
     settings = read_settings(family, config)
     labels = read_labels(config)
-    height, width = image_size(checkpoint.root, family)
-    if isinstance(settings, VisionSettings):
-        _check_image(settings, height, width)
-    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", COLOURS, height, width))
+    sides = _sides(checkpoint, settings, asked)
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", COLOURS, *sides))
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", len(labels)))
     return ModelSpec(
         name=checkpoint.name,
@@ -80,11 +84,23 @@ def describe_images(checkpoint: Checkpoint, task: str | None, pooling: str | Non
     )
 
 
-def _check_image(settings: VisionSettings, height: int, width: int) -> None:
-    try:
-        settings.check_image(height, width)
-    except ManifestError as error:
-        raise error.under("config.json") from error
+def _sides(checkpoint: Checkpoint, settings: ImageSettings, asked: Mapping[str, Range]) -> tuple[Dim, ...]:
+    """Height and width: the axis where sizes are asked for, and what the image processor gives where none are."""
+    given = dict(zip(SIDES, image_size(checkpoint.root, str(checkpoint.config["model_type"])), strict=True))
+    opened = {axis: asked[axis] for axis in SIDES if axis in asked}
+    if isinstance(settings, VisionSettings):
+        try:
+            settings.check_open() if opened else settings.check_image(*given.values())
+        except ManifestError as error:
+            raise error.under("config.json") from error
+    for axis, size in given.items():
+        least = opened[axis].min if axis in opened else size
+        if least < settings.smallest:
+            found = f"axis {axis!r} from {least}" if axis in opened else f"images have a {axis} of {least}"
+            raise InputError(
+                f"{found}; {checkpoint.name} takes a height and width from {settings.smallest} pixels"
+            )
+    return tuple(axis if axis in opened else size for axis, size in given.items())
 
 
 def _check_task(checkpoint: Checkpoint, family: str, task: str | None, pooling: str | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
+from alula.core.profile import Range
 from alula.core.tensor import Dim, TensorSpec
 from alula.core.words import TEXT_TASKS, choice
 from alula.families import images, onnx_file
@@ -64,8 +66,12 @@ def describe(
     task: str | None = None,
     pooling: str | None = None,
     stated: Sequence[TensorSpec] = (),
+    asked: Mapping[str, Range] = MappingProxyType({}),
 ) -> ModelSpec:
-    """Say what the checkpoint is written as, or why it cannot be; `stated` is for ONNX files."""
+    """Say what the checkpoint is written as, or why it cannot be; `stated` is for ONNX files.
+
+    `asked` are sizes by axis: those of an image's height and width open them, which are fixed otherwise.
+    """
     if onnx_file.is_onnx(checkpoint):
         return onnx_file.describe(checkpoint, task, pooling, stated)
     if stated:
@@ -74,7 +80,7 @@ def describe(
         )
     config = checkpoint.config
     if _model_type(config) in images.FAMILIES:
-        return images.describe_images(checkpoint, task, pooling)
+        return images.describe_images(checkpoint, task, pooling, asked)
     family = FAMILIES.get(_model_type(config), "traced")
     if family == "traced":
         _check_text(config)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from alula.families import positions
 from alula.families.builder import Builder
 from alula.families.image_settings import COLOURS, VisionSettings
 from alula.families.layers import activation, first_token, linear, norm
 from alula.families.weights import Floats
 
-_POSITIONS = "embeddings.position_embeddings"
-_CUBIC = -0.75
+_LAST = 2**31 - 1
+"""An end that no size reaches, and that parsers with 32 bits for sizes hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,25 +35,41 @@ _DINOV2 = _Names(before="norm1", after="norm2", expand="mlp.fc1", contract="mlp.
 
 def encode(b: Builder, pixels: ir.Value, s: VisionSettings) -> ir.Value:
     """Pixels to features: the state of the first token, and for DINOv2 the mean of all patches behind it."""
-    _, height, width = (side // s.patch for side in pixels.shape or () if isinstance(side, int))
-    x = _embed(b, pixels, (height, width), s)
+    grid = _grid(pixels, s)
+    x = _embed(b, pixels, grid, s)
     for index in range(s.layers):
         x = _layer(b, x, f"encoder.layer.{index}", s)
     if not s.means:
         return norm(b, first_token(b, x, "layernorm"), "layernorm", s.hidden, s.epsilon)
-    x, count = norm(b, x, "layernorm", s.hidden, s.epsilon), height * width
-    patches = b.op("Slice", x, b.ints(1), b.ints(count + 1), b.ints(1), path="pooler")
-    total = b.op("ReduceSum", patches, b.ints(1), path="pooler", keepdims=0)
-    mean = b.op("Mul", total, b.floats(1 / count), path="pooler")
-    return b.op("Concat", first_token(b, x, "pooler"), mean, path="pooler", axis=1)
+    x = norm(b, x, "layernorm", s.hidden, s.epsilon)
+    return b.op("Concat", first_token(b, x, "pooler"), _mean(b, x, grid), path="pooler", axis=1)
 
 
-def _embed(b: Builder, pixels: ir.Value, grid: tuple[int, int], s: VisionSettings) -> ir.Value:
+def _grid(pixels: ir.Value, s: VisionSettings) -> tuple[int, int] | None:
+    """How many patches there are down and across; None where the graph has to count them.
+
+    What is left over below and on the right is in none.
+    """
+    known = [side // s.patch for side in tuple(pixels.shape or ())[2:] if isinstance(side, int)]
+    return (known[0], known[1]) if len(known) == 2 else None
+
+
+def _mean(b: Builder, x: ir.Value, grid: tuple[int, int] | None) -> ir.Value:
+    """Of all tokens but the first."""
+    path, end = "pooler", _LAST if grid is None else grid[0] * grid[1] + 1
+    patches = b.op("Slice", x, b.ints(1), b.ints(end), b.ints(1), path=path)
+    if grid is None:
+        return b.op("ReduceMean", patches, b.ints(1), path=path, keepdims=0)
+    total = b.op("ReduceSum", patches, b.ints(1), path=path, keepdims=0)
+    return b.op("Mul", total, b.floats(1 / (end - 1)), path=path)
+
+
+def _embed(b: Builder, pixels: ir.Value, grid: tuple[int, int] | None, s: VisionSettings) -> ir.Value:
     """Patches with their positions, behind the class token with its own."""
-    path, count = "embeddings.patch_embeddings.projection", grid[0] * grid[1]
+    path = "embeddings.patch_embeddings.projection"
     weight = b.weight(f"{path}.weight", s.hidden, COLOURS, s.patch, s.patch)
     sides = (s.patch, s.patch)
-    x = b.op(
+    patches = b.op(
         "Conv",
         pixels,
         weight,
@@ -62,51 +78,22 @@ def _embed(b: Builder, pixels: ir.Value, grid: tuple[int, int], s: VisionSetting
         kernel_shape=sides,
         strides=sides,
     )
-    x = b.op("Reshape", x, b.ints(0, s.hidden, count), path=path)
-    x = b.op("Transpose", x, path=path, perm=(0, 2, 1))
-    b.require(_POSITIONS, 1, s.positions + 1, s.hidden)
+    b.require(positions.NAME, 1, s.positions + 1, s.hidden)
     b.require("embeddings.cls_token", 1, 1, s.hidden)
-    positions = b.lazy(
-        _POSITIONS, (1, count, s.hidden), lambda: _positions(b.read(_POSITIONS)[0, 1:], grid, s)
-    )
+    x = b.op("Reshape", patches, b.ints(0, s.hidden, grid[0] * grid[1] if grid else -1), path=path)
+    if grid is None:
+        x = b.op("Add", x, positions.computed(b, patches, s), path="embeddings")
+    x = b.op("Transpose", x, path=path, perm=(0, 2, 1))
+    if grid is not None:
+        x = b.op("Add", x, positions.fixed(b, grid, s), path="embeddings")
     first = b.lazy(
         "embeddings.cls_token",
         (1, 1, s.hidden),
-        lambda: b.read("embeddings.cls_token") + b.read(_POSITIONS)[:, :1],
+        lambda: b.read("embeddings.cls_token") + b.read(positions.NAME)[:, :1],
     )
     rows = b.op("Slice", b.op("Shape", pixels, path="rows"), b.ints(0), b.ints(1), b.ints(0), path="rows")
     shape = b.op("Concat", rows, b.ints(1), b.ints(s.hidden), path="rows", axis=0)
-    tokens = b.op("Expand", first, shape, path="embeddings"), b.op("Add", x, positions, path="embeddings")
-    return b.op("Concat", *tokens, path="embeddings", axis=1)
-
-
-def _positions(table: Floats, grid: tuple[int, int], s: VisionSettings) -> Floats:
-    """The positions of the patches, interpolated where the image is not of the size of training."""
-    if grid == s.grid:
-        return table[None]
-    side = s.grid[0]
-    down, across = cubic(side, grid[0]), cubic(side, grid[1])
-    square = table.reshape(side, side, -1).astype(np.float64)
-    spread = np.einsum("oh,pw,hwd->opd", down, across, square, optimize=True)
-    positions: Floats = spread.reshape(1, grid[0] * grid[1], -1).astype(np.float32)
-    return positions
-
-
-def cubic(given: int, wanted: int) -> NDArray[np.float64]:
-    """What each of `wanted` places takes from each of `given`, as PyTorch interpolates with corners not aligned."""
-    places = (np.arange(wanted) + 0.5) * given / wanted - 0.5
-    start = np.floor(places).astype(int)
-    matrix = np.zeros((wanted, given))
-    for step in range(-1, 3):
-        distance = np.abs(places - (start + step))
-        near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
-        far = _CUBIC * (((distance - 5) * distance + 8) * distance - 4)
-        np.add.at(
-            matrix,
-            (np.arange(wanted), np.clip(start + step, 0, given - 1)),
-            np.where(distance <= 1, near, far),
-        )
-    return matrix
+    return b.op("Concat", b.op("Expand", first, shape, path="embeddings"), x, path="embeddings", axis=1)
 
 
 def _layer(b: Builder, x: ir.Value, path: str, s: VisionSettings) -> ir.Value:
