@@ -9,8 +9,11 @@ import pytest
 from alula import engines
 from alula.core.engine import Traits
 from alula.core.errors import InputError, MissingExtraError
-from alula.engines import BACKENDS, TARGETS, backend, importable, resolve
+from alula.engines import BACKENDS, TARGETS, backend, cuda, importable, resolve, traits
+from alula.engines.cuda import Device
+from alula.engines.tensorrt import backend as tensorrt
 
+RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
 THERE_ARE = "there are auto, cpu, openvino, onnxruntime, tensorrt, tensorrt-rtx"
 
 
@@ -28,7 +31,8 @@ def test_an_engine_is_found_by_its_name(name: str) -> None:
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match=r"^no engine 'openvin'; there are openvino, onnxruntime, torch, fake$"
+        InputError,
+        match=r"^no engine 'openvin'; there are openvino, onnxruntime, tensorrt, tensorrt-rtx, torch, fake$",
     ):
         backend("openvin")
 
@@ -83,7 +87,7 @@ def test_auto_is_the_gpu_where_one_runs_what_is_compiled_for_it(monkeypatch: pyt
     runs: dict[str, str] = {"tensorrt": "", "tensorrt-rtx": ""}
     monkeypatch.setattr(engines, "BACKENDS", {**BACKENDS, **dict.fromkeys(runs, BACKENDS["fake"])})
     monkeypatch.setattr(engines, "traits", lambda name: Traits(cannot_run=runs[name]))
-    for library in ("tensorrt", "tensorrt_rtx_bindings"):
+    for library in ("tensorrt", *RTX):
         monkeypatch.setitem(sys.modules, library, ModuleType(library))
     assert resolve("auto") == "tensorrt"
     assert resolve("cpu") == "openvino"
@@ -91,31 +95,79 @@ def test_auto_is_the_gpu_where_one_runs_what_is_compiled_for_it(monkeypatch: pyt
     assert resolve("auto") == "tensorrt-rtx"
     runs["tensorrt-rtx"] = "there is no CUDA GPU here"
     assert resolve("auto") == "openvino"
-    without(monkeypatch, "tensorrt", "tensorrt_rtx_bindings")
+    without(monkeypatch, "tensorrt", *RTX)
     runs.clear()  # what is not installed is not asked about
     assert resolve("auto") == "openvino"
 
 
 @pytest.mark.parametrize(
-    ("target", "library", "extra"),
+    ("target", "libraries", "extra"),
     [
-        ("openvino", "openvino", "cpu"),
-        ("onnxruntime", "onnxruntime", "cpu"),
-        ("tensorrt", "tensorrt", "tensorrt"),
-        ("tensorrt-rtx", "tensorrt_rtx_bindings", "tensorrt-rtx"),
+        ("openvino", ("openvino",), "cpu"),
+        ("onnxruntime", ("onnxruntime",), "cpu"),
+        ("tensorrt", ("tensorrt",), "tensorrt"),
+        ("tensorrt-rtx", RTX, "tensorrt-rtx"),
     ],
 )
 def test_a_named_target_is_never_replaced_by_another(
-    monkeypatch: pytest.MonkeyPatch, target: str, library: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, target: str, libraries: tuple[str, ...], extra: str
 ) -> None:
     # microsoft/onnxruntime#23372: the GPU's libraries were absent, and the session was silently on the CPU.
-    without(monkeypatch, library)
+    without(monkeypatch, *libraries)
     with pytest.raises(
         MissingExtraError, match=f"^target '{target}' needs: pip install 'alula\\[{extra}\\]'$"
     ):
         resolve(target)
-    monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    monkeypatch.setitem(sys.modules, libraries[-1], ModuleType(libraries[-1]))
     assert resolve(target) == target
+
+
+H200 = Device(name="NVIDIA H200", capability="9.0", memory_bytes=139 << 30)
+ADA = Device(name="NVIDIA L4", capability="8.9", memory_bytes=22 << 30)
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "gpus", "cannot_run", "cannot_compile"),
+    [
+        ("tensorrt", "8.6.0", (H200,), "", ""),
+        ("tensorrt", "10.14.1", (), "there is no CUDA GPU here", "there is no CUDA GPU here"),
+        ("tensorrt", None, (H200,), "tensorrt is not installed here", "tensorrt is not installed here"),
+        ("tensorrt-rtx", "1.7.1", (ADA,), "", ""),
+        ("tensorrt-rtx", "1.7.1", (), "there is no CUDA GPU here", ""),  # it compiles anywhere
+        (
+            "tensorrt-rtx",
+            "1.7.1",
+            (H200,),
+            "TensorRT-RTX does not run on NVIDIA H200 (9.0); use --target tensorrt",
+            "",
+        ),
+    ],
+)
+def test_what_a_gpus_target_can_do_here_is_said_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    version: str | None,
+    gpus: tuple[Device, ...],
+    cannot_run: str,
+    cannot_compile: str,
+) -> None:
+    """Which version and GPUs there are is planted."""
+    monkeypatch.setattr(tensorrt, "version_of", lambda name: version)
+    monkeypatch.setattr(cuda, "devices", lambda: gpus)
+    found = traits(target)
+    assert (found.cannot_run, found.cannot_compile) == (cannot_run, cannot_compile)
+
+
+def test_what_tensorrt_8_lacks_is_said_before_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt, "version_of", lambda name: "8.6.0")
+    monkeypatch.setattr(cuda, "devices", lambda: (H200,))
+    assert traits("tensorrt").opset == 17
+    assert traits("tensorrt").lacks == {
+        "bf16": "TensorRT 8.6.0 has no bf16; 10 and later have",
+        "--strip-weights": "TensorRT 8.6.0 keeps weights in its engines; 10 and later can leave them out",
+    }
+    monkeypatch.setattr(tensorrt, "version_of", lambda name: "10.14.1.48")
+    assert traits("tensorrt") == Traits()
 
 
 def test_choosing_an_engine_loads_no_other_vendor() -> None:
@@ -125,4 +177,4 @@ def test_choosing_an_engine_loads_no_other_vendor() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert set(BACKENDS) == {"openvino", "onnxruntime", "torch", "fake"}
+    assert set(BACKENDS) == {"openvino", "onnxruntime", "tensorrt", "tensorrt-rtx", "torch", "fake"}

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from alula.core.engine import Backend, Traits
 from alula.core.errors import InputError, MissingExtraError
 
-__all__ = ["BACKENDS", "TARGETS", "backend", "importable", "resolve", "runs_on", "traits"]
+__all__ = ["BACKENDS", "TARGETS", "backend", "extra_of", "importable", "resolve", "runs_on", "traits"]
 
 
 def _openvino() -> Backend:
@@ -64,8 +64,6 @@ TARGETS = ("auto", "cpu", *CPU, *GPU)
 """What a bundle may be built for; the other backends are the reference and a stand-in for tests."""
 NOT_YET = ("cuda",)
 
-LIBRARIES: Mapping[str, str] = {"tensorrt-rtx": "tensorrt_rtx_bindings"}
-"""What an engine's library is imported as, where that is not the engine's own name."""
 EXTRAS: Mapping[str, str] = {"openvino": "cpu", "onnxruntime": "cpu"}
 """The extra that brings an engine's library, where it is not of the engine's own name."""
 
@@ -99,10 +97,12 @@ def runs_on(name: str, built: str, here: str) -> bool:
 
 def importable(name: str) -> bool:
     """Whether the library behind an engine can be imported here."""
-    library = LIBRARIES.get(name, name)
-    if library in sys.modules:
-        return sys.modules[library] is not None
-    return name == "fake" or find_spec(library) is not None
+    return name == "fake" or any(_findable(library) for library in _libraries(name))
+
+
+def extra_of(name: str) -> str:
+    """The extra of this package that brings an engine's library."""
+    return EXTRAS.get(name, name)
 
 
 def resolve(target: str) -> str:
@@ -123,8 +123,22 @@ def resolve(target: str) -> str:
     if target not in TARGETS:
         raise InputError(f"no target {target!r}; {there_are}")
     if not importable(target):
-        raise MissingExtraError(f"target {target!r}", EXTRAS.get(target, target))
+        raise MissingExtraError(f"target {target!r}", extra_of(target))
     return target
+
+
+def _libraries(name: str) -> tuple[str, ...]:
+    if name not in GPU:
+        return (name,)
+    from alula.engines.tensorrt.library import MODULES  # noqa: PLC0415 - CPU engines do without
+
+    return MODULES[name]
+
+
+def _findable(library: str) -> bool:
+    if library in sys.modules:
+        return sys.modules[library] is not None
+    return find_spec(library) is not None
 
 
 def _need(library: str, extra: str) -> None:
