@@ -29,7 +29,7 @@ from alula.engines import GPU, resolve
 from alula.engines import backend as backend_named
 from alula.engines import traits as traits_of
 from alula.evidence import Evidence, choose, gather
-from alula.planning import Wanted, opset_here, plan_of, precisions_here, refuse_disobeyed, seen_in
+from alula.planning import Wanted, asked_of, opset_here, plan_of, precisions_here, refuse_disobeyed, seen_in
 from alula.verify import CALIBRATED, load_metric
 
 if TYPE_CHECKING:
@@ -84,13 +84,14 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """A request with every choice made."""
+    """A request with every choice made; `left` are precisions that the model cannot be built in, and why."""
 
     checkpoint: families.Checkpoint
     spec: ModelSpec
     engine: str
     traits: Traits
     precisions: tuple[str, ...]
+    left: Mapping[str, str]
     opset: int | None
     plan: Plan
     reference: Reference
@@ -163,9 +164,11 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     choice("calibration", request.calibration, METHODS)
     with progress.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(request.model, request.revision)
-        spec = families.describe(checkpoint, request.task, request.pooling, request.inputs)
+        asked = asked_of(request.axes, request.compiling)
+        spec = families.describe(checkpoint, request.task, request.pooling, request.inputs, asked)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
+        left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
     spec = replace(spec, name=request.name or spec.name)
     data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
     seen: Mapping[str, Range] = {}
@@ -176,7 +179,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         spec=spec,
         engine=engine,
         traits=traits,
-        precisions=precisions,
+        precisions=tuple(precision for precision in precisions if precision not in left),
+        left=left,
         opset=opset,
         plan=plan_of(spec, request.axes, request.compiling, seen),
         reference=choose(request.reference, spec),
@@ -202,6 +206,16 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
             f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
         )
     return possible
+
+
+def impossible(precisions: tuple[str, ...], wanted: str, why: str) -> dict[str, str]:
+    """The precisions that a model cannot be built in, each with the reason; one that was named is refused."""
+    if not why:
+        return {}
+    named = [word.strip() for word in wanted.split(",")]
+    if refused := [word for word in named if word not in {"auto", "fp32"}]:
+        raise InputError(f"precision {refused[0]!r}: {why}; build it with --precision fp32")
+    return {precision: why for precision in precisions if precision != "fp32"}
 
 
 def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
@@ -233,7 +247,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     if why := resolved.traits.cannot_run:
         climbed = compiled_only(workshop, resolved.precisions[0], why, progress)
     else:
-        climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions)
+        climbed = Ladder(workshop=workshop, progress=progress).climb(resolved.precisions, resolved.left)
     taken, rungs = climbed.choose()
     graphs = workshop.discard_losers(climbed.candidates, taken)
     manifest = Manifest(

@@ -44,7 +44,7 @@ class Evidence:
         self, candidate: Session, spec: ModelSpec, precision: str, *, promised: bool = False
     ) -> tuple[Check, ...]:
         """How far the candidate is from this reference; `promised` says that a promise decides, here or beside it."""
-        held = held_to(precision, promised=promised)
+        held = held_to(precision, promised=promised, comes_in=spec.comes_in)
         checks: tuple[Check, ...] = ()
         if pairs := self.pairs(precision):
             outputs = [output for _, output in pairs]
@@ -152,7 +152,8 @@ def judge_all(  # noqa: PLR0913 - six, which is as many as a function may have h
         check for item in evidence for check in item.judge(candidate, spec, precision, promised=promised)
     ]
     drawn = draw(spec, profile, seed=1)
-    return (*checks, *invariance(candidate, drawn, spec, profile, precision))
+    held = spec.comes_in if precision == "fp32" else precision
+    return (*checks, *invariance(candidate, drawn, spec, profile, held))
 
 
 def _asked(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from alula.bench import Measured
 from alula.bundles import Rung
-from alula.core.errors import InputError
+from alula.core.errors import CompileError, InputError
 from alula.core.progress import Progress
 from alula.mixed import Search, rebuilt, switched
 from alula.rungs import Candidate, Workshop, choose_rung, fastest, gains, rung_of, speeds_of
@@ -50,16 +51,20 @@ class Ladder:
     others: list[Rung] = field(default_factory=list)
     measured: Measured | None = None
 
-    def climb(self, precisions: Sequence[str]) -> Climbed:
-        """Try these precisions, highest first; mixed ones last, and beside others only where they can win."""
+    def climb(self, precisions: Sequence[str], left: Mapping[str, str] = MappingProxyType({})) -> Climbed:
+        """Try these precisions, highest first; mixed ones last, and beside others only where they can win.
+
+        Those that are `left` are listed as not tried, each with its reason.
+        """
         interrupted = False
+        self.others += [_untried(precision, reason) for precision, reason in left.items()]
         waiting = list(precisions)
         try:
             for precision in sorted(precisions, key=_is_mixed):
                 if _is_mixed(precision):
                     self._mix(precision)
                 else:
-                    self.candidates.append(self.workshop.candidate(precision, self.progress))
+                    self._try(precision)
                 waiting.remove(precision)
             if self.candidates:
                 self._measured()
@@ -78,6 +83,15 @@ class Ladder:
             others=tuple(self.others),
             interrupted=interrupted,
         )
+
+    def _try(self, precision: str) -> None:
+        """One precision; where another one is finished, that this cannot be compiled is no reason to end."""
+        try:
+            self.candidates.append(self.workshop.candidate(precision, self.progress))
+        except CompileError as error:
+            if not self.candidates:
+                raise
+            self.others.append(_untried(precision, f"failed: {error}"))
 
     def _mix(self, precision: str) -> None:
         """Find which layers to keep in a higher precision, unless that cannot win."""

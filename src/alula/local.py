@@ -70,9 +70,16 @@ def _opens(backend: Backend, engine: Engine) -> bool:
 
 def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
     """Compare a session with the reference outputs that the build stored."""
-    precision = held_to(bundle.engine("encoder").graph.precision, promised=bool(bundle.manifest.promise))
+    precision = held_to(
+        bundle.engine("encoder").graph.precision,
+        promised=bool(bundle.manifest.promise),
+        comes_in=bundle.model.comes_in,
+    )
     stored = bundle.stored
-    samples = tuple(Sample(name=f"stored {at}", feeds=feeds) for at, feeds in enumerate(stored.feeds))
+    tokens = bundle.model.reads_text
+    samples = tuple(
+        Sample(name=f"stored {at}", feeds=feeds, tokens=tokens) for at, feeds in enumerate(stored.feeds)
+    )
     return compare(stored.outputs, session, samples, bundle.model, precision, stored.reference)
 
 

@@ -174,6 +174,7 @@ def _parse_model(raw: Mapping[str, Any]) -> ModelSpec:
         normalize=get(raw, bool, "normalize"),
         labels=get_words(raw, "labels"),
         activation=get(raw, str, "activation"),
+        comes_in=get(raw, str, "comes_in") if "comes_in" in raw else "fp32",
     )
 
 

@@ -29,7 +29,8 @@ class ModelSpec:
     `digest` is the SHA-256 over config, weights and the files that decide pooling; `max_length` counts tokens, special
     ones included, and `vocab_size` bounds ids; both are 0 for models that read images. `pooling` and `normalize` matter
     for embeddings only, `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits
-    into scores.
+    into scores. `comes_in` is the precision that a ready-made file computes in itself; it is built as it is, under the
+    name fp32, and held to what that precision may cost.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelSpec:
     normalize: bool = False
     labels: tuple[str, ...] = ()
     activation: str = "none"
+    comes_in: str = "fp32"
 
     @property
     def reads_text(self) -> bool:

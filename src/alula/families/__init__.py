@@ -14,7 +14,7 @@ from alula.families.checkpoint import (
     refuse_without_tokenizer,
 )
 from alula.families.onnx_file import FAMILY as ONNX
-from alula.families.onnx_file import Original, is_onnx, original
+from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
 
@@ -29,6 +29,7 @@ __all__ = [
     "describe",
     "is_onnx",
     "locate",
+    "only_as_it_is",
     "open_checkpoint",
     "original",
     "parse_inputs",

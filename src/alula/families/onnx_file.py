@@ -91,6 +91,15 @@ def is_onnx(checkpoint: Checkpoint) -> bool:
     return checkpoint.root.is_file()
 
 
+def only_as_it_is(checkpoint: Checkpoint, spec: ModelSpec) -> str:
+    """Why a model is built in no other precision than that of its file; empty if it can be, as all others can."""
+    if spec.task != TENSORS:
+        return ""
+    from alula.families import tensors  # noqa: PLC0415 - onnx_ir is for building only
+
+    return tensors.only_as_it_is(read(checkpoint.root))
+
+
 def original(checkpoint: Checkpoint, spec: ModelSpec) -> Original:
     """The untouched file."""
     outputs = (str(output.name) for output in read(checkpoint.root).graph.outputs)

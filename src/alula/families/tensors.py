@@ -30,6 +30,18 @@ _MOVES = frozenset(
     {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Expand", "Cast"}
 )
 
+_LAYERS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention"})
+_QUANTIZED = frozenset(
+    {
+        "QuantizeLinear",
+        "DynamicQuantizeLinear",
+        "ConvInteger",
+        "MatMulInteger",
+        "QLinearConv",
+        "QLinearMatMul",
+    }
+)
+
 
 def prepare(model: ir.Model) -> None:
     """Functions written out and constants no inputs: what a file says beyond its operators is gone."""
@@ -82,7 +94,40 @@ def describe_tensors(checkpoint: Checkpoint, model: ir.Model, stated: Sequence[T
         max_length=0,
         vocab_size=0,
         pad_id=0,
+        comes_in=_comes_in(model),
     )
+
+
+def only_as_it_is(model: ir.Model) -> str:
+    """Why a file is built in no other precision than its own; empty if it can be. The model is changed on the way."""
+    prepare(model)
+    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    if (own := _comes_in(model)) != "fp32":
+        return f"the file computes in {own} itself, and is built as it is"
+    if any(True for _ in model.graph.subgraphs()):
+        return "the file has branches or loops, which no other precision is written into"
+    kinds = {node.op_type for node in model.graph}
+    if not kinds & _LAYERS:
+        return f"the file has none of {', '.join(sorted(_LAYERS))}, which are what other precisions compute"
+    wide = next((value.name for value in _values(model) if value.dtype == ir.DataType.DOUBLE), None)
+    return f"{wide!r} in the file is float64, which no other precision is written beside" if wide else ""
+
+
+def _comes_in(model: ir.Model) -> str:
+    """The lowest precision that the file itself computes in."""
+    if any(node.op_type in _QUANTIZED for node in model.graph.all_nodes()):
+        return "int8"
+    dtypes = {value.dtype for value in _values(model)}
+    if ir.DataType.BFLOAT16 in dtypes:
+        return "bf16"
+    return "fp16" if ir.DataType.FLOAT16 in dtypes else "fp32"
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.initializers.values()
+        for node in graph:
+            yield from node.outputs
 
 
 def _inputs(

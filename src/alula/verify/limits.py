@@ -133,12 +133,15 @@ def limits_for(precision: str) -> Limits:
     return LIMITS[name]
 
 
-def held_to(precision: str, *, promised: bool) -> str:
+def held_to(precision: str, *, promised: bool, comes_in: str = "fp32") -> str:
     """Whose limits a precision is held to on the package's own samples.
 
     Where a budget on the user's rows says what it may cost, they only tell it from a fault; fp32 is to be the model.
+    A file that comes in a lower precision is held to that: another engine rounds its numbers at other places.
     """
-    return "int8" if promised and precision != "fp32" else precision
+    if precision == "fp32":
+        return comes_in
+    return "int8" if promised else precision
 
 
 def limits_of_invariance(precision: str) -> Limits:

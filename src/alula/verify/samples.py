@@ -6,8 +6,9 @@ length and content, padding stands on either side, and the smallest, the longest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,9 @@ from alula.verify.arrays import draw_arrays
 
 CELLS = 1024
 """Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
+
+PIXELS = 1 << 20
+"""Pixels of one sample of images at most (a single one may have more)."""
 
 KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -111,19 +115,33 @@ def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]
 
 
 def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> Iterator[Sample]:
-    """The smallest, the tuned and the largest size of every other axis, at few rows and at several."""
+    """Every size of the other axes that `_image_sizes` names, at few rows and at several."""
     batch = profile.axes["batch"]
-    others = [axis for axis in spec.parts[0].axes if axis != "batch"]
-    for name, end in (("smallest", "min"), ("tuned", "opt"), ("largest", "max")):
-        sizes = {axis: int(getattr(profile.axes[axis], end)) for axis in others}
-        for rows in sorted({batch.min, _within(batch, 3)}):
+    for name, sizes in _image_sizes({axis: profile.axes[axis] for axis in spec.part("encoder").axes}):
+        pixels = max(prod(tensor.sized({**sizes, "batch": 1})[2:]) for tensor in spec.parts[0].inputs)
+        for rows in sorted({batch.min, _within(batch, min(3, max(1, PIXELS // pixels)))}):
             feeds = {
-                tensor.name: rng.normal(size=tensor.sized({"batch": rows, **sizes})).astype(tensor.dtype)
+                tensor.name: rng.normal(size=tensor.sized({**sizes, "batch": rows})).astype(tensor.dtype)
                 for tensor in spec.parts[0].inputs
             }
             yield Sample(name=f"{name}, {rows} rows", feeds=feeds, drawn=True)
-        if not others:
-            return
+
+
+def _image_sizes(axes: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, int]]]:
+    """All axes but the rows smallest, tuned and largest; of several, each largest beside the smallest others too.
+
+    A graph that takes a height for a width gives the right answers for squares.
+    """
+    others = {axis: sizes for axis, sizes in axes.items() if axis != "batch"}
+    smallest = {axis: sizes.min for axis, sizes in others.items()}
+    yield "smallest", smallest
+    if not others:
+        return
+    yield "tuned", {axis: sizes.opt for axis, sizes in others.items()}
+    yield "largest", {axis: sizes.max for axis, sizes in others.items()}
+    if len(others) > 1:
+        for axis, sizes in others.items():
+            yield f"largest {axis}", {**smallest, axis: sizes.max}
 
 
 def _image_alone(sample: Sample, row: int, profile: Profile) -> Sample:
