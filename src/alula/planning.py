@@ -102,6 +102,16 @@ def refuse_disobeyed(engine: str, wanted: Wanted, traits: Traits) -> None:
             raise InputError(f"{option}: {traits.lacks[option]}")
 
 
+def asked_of(axes: Mapping[str, Range], wanted: Wanted) -> dict[str, Range]:
+    """What is asked for of each axis, over all profiles."""
+    every = [axes, *wanted.profiles]
+    names = dict.fromkeys(axis for each in every for axis in each)
+    return {
+        axis: hull([Profile({axis: each[axis]}) for each in every if axis in each]).axes[axis]
+        for axis in names
+    }
+
+
 def plan_of(
     spec: ModelSpec, axes: Mapping[str, Range], wanted: Wanted, seen: Mapping[str, Range] | None = None
 ) -> Plan:

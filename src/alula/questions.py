@@ -145,7 +145,7 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
     """The rows of a data set for an engine of this profile; `folder` holds the tokenizer or the image processor."""
     if spec.reads_text:
         return _texts(data, spec, profile, folder)
-    codec = _images(spec, folder)
+    codec = _images(spec, folder, profile)
     rows = Decoded(codec, data)
     # Lines of like width belong together; images of a fixed size are all alike.
     widths = [rows[at].shape[2] for at in range(len(rows))]
@@ -170,8 +170,10 @@ def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int
     return {dim: [shape[place] for shape in shapes] for place, dim in enumerate(dims) if isinstance(dim, str)}
 
 
-def _images(spec: ModelSpec, folder: Path) -> ImageCodec | RecognitionCodec:
-    return RecognitionCodec(spec) if spec.task == "text-recognition" else ImageCodec.open(folder, spec)
+def _images(spec: ModelSpec, folder: Path, profile: Profile | None = None) -> ImageCodec | RecognitionCodec:
+    if spec.task == "text-recognition":
+        return RecognitionCodec(spec)
+    return ImageCodec.open(folder, spec, profile=profile)
 
 
 def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:

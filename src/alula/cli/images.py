@@ -21,9 +21,11 @@ def answers_of(bundle: Bundle, images: Sequence[Path]) -> list[dict[str, Any]]:
     from alula.engines import backend  # noqa: PLC0415 - loads a runtime
     from alula.local import local_engine  # noqa: PLC0415
 
-    spec = bundle.model
+    spec, built_for = bundle.model, bundle.engine("encoder").plan.profile
     codec = (
-        RecognitionCodec(spec) if spec.task == "text-recognition" else ImageCodec.open(bundle.processor, spec)
+        RecognitionCodec(spec)
+        if spec.task == "text-recognition"
+        else ImageCodec.open(bundle.processor, spec, profile=built_for)
     )
     read = _reader(codec)
     engine = local_engine(bundle)

@@ -34,16 +34,40 @@ class ImageCodec:
         self._processor = processor
         self._most_pixels = most_pixels
         (self._input,) = spec.part("encoder").inputs
-        wanted = self._input.shape[2:]
-        if processor.gives != wanted:
-            raise InputError(
-                f"{FILE} gives images of {_shown(processor.gives)}; {spec.name} takes {_shown(wanted)}"
-            )
+        wanted, given = self._input.shape[2:], processor.gives
+        if given is None or any(
+            isinstance(dim, int) and dim != size for dim, size in zip(wanted, given, strict=True)
+        ):
+            raise InputError(f"{FILE} gives images of {_shown(given)}; {spec.name} takes {_shown(wanted)}")
+        self._sizes = {dim: size for dim, size in zip(wanted, given, strict=True) if isinstance(dim, str)}
 
     @classmethod
-    def open(cls, folder: Path, spec: ModelSpec, *, most_pixels: int = MOST_PIXELS) -> ImageCodec:
-        """Read `preprocessor_config.json`; images of more than `most_pixels` are refused."""
-        return cls(read_processor(folder, spec.family), spec, most_pixels=most_pixels)
+    def open(
+        cls,
+        folder: Path,
+        spec: ModelSpec,
+        *,
+        profile: Profile | None = None,
+        most_pixels: int = MOST_PIXELS,
+    ) -> ImageCodec:
+        """Read `preprocessor_config.json`; images of more than `most_pixels` are refused.
+
+        With the profile of an engine, so is a processor that gives another size than that takes.
+        """
+        codec = cls(read_processor(folder, spec.family), spec, most_pixels=most_pixels)
+        if profile is not None:
+            codec.check(profile)
+        return codec
+
+    def check(self, profile: Profile) -> None:
+        """Refuse an engine that is not built for the size that all images come out of the processor with."""
+        for axis, size in self._sizes.items():
+            built = profile.axes[axis]
+            if not built.min <= size <= built.max:
+                raise InputError(
+                    f"{FILE} gives images with a {axis} of {size}; {self.spec.name} is built for {built.min} to "
+                    f"{built.max}: build with --{axis} MIN:OPT:MAX around {size}, or change the size in that file"
+                )
 
     def encode(self, image: Path | bytes, name: str = "") -> Pixels:
         """One image, a file or its bytes, as pixels; `name` is what errors call it.

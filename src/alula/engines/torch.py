@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ LOADERS: Mapping[str, Loader] = {
     "image-classification": transformers.AutoModelForImageClassification,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROWS = 1024
+ROWS, SIDE = 1024, 1 << 16
+INTERPOLATE = "interpolate_pos_encoding"
 
 
 def reference(
@@ -80,6 +82,7 @@ class TorchSession:
         self._profile = profile
         self._model: torch.nn.Module | None = model
         self._tail = tail
+        self._options = _options(spec, model)
 
     def run(self, feeds: Feeds) -> Feeds:
         """Run once, without gradients."""
@@ -100,7 +103,7 @@ class TorchSession:
         return given.to(self._dtype) if given.is_floating_point() else given
 
     def _answer(self, model: torch.nn.Module, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        answer = model(**given)
+        answer = model(**given, **self._options)
         if self._tail is None:
             return {spec.name: answer[spec.name] for spec in self.outputs}
         # Pooled in fp32, as sums over many tokens lose digits in bf16.
@@ -141,8 +144,17 @@ def _no_progress() -> Iterator[None]:
 
 
 def _whole(spec: ModelSpec) -> Profile:
-    rows = {"batch": Range(1, 1, ROWS)}
-    return Profile({**rows, "length": Range(1, 1, spec.max_length)} if spec.reads_text else rows)
+    longest = spec.max_length if spec.reads_text else SIDE
+    return Profile(
+        {axis: Range(1, 1, ROWS if axis == "batch" else longest) for axis in spec.part("encoder").axes}
+    )
+
+
+def _options(spec: ModelSpec, model: torch.nn.Module) -> Mapping[str, bool]:
+    """What a model has to be told to take images of any size."""
+    open_sides = not spec.reads_text and spec.part("encoder").axes != ("batch",)
+    takes = inspect.signature(model.forward).parameters
+    return {INTERPOLATE: True} if open_sides and INTERPOLATE in takes else {}
 
 
 def _embedding(root: Path, spec: ModelSpec) -> Pool:
