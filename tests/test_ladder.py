@@ -20,7 +20,7 @@ from alula.core.engine import Engine, Plan
 from alula.core.errors import InputError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
-from alula.core.progress import Silent
+from alula.core.progress import Note, Silent, quiet
 from alula.data import Dataset, Example
 from alula.engines import backend
 from alula.evidence import gather
@@ -134,11 +134,11 @@ class Told:
     phases: list[str] = field(default_factory=list)
 
     @contextmanager
-    def phase(self, what: str) -> Iterator[None]:
+    def phase(self, what: str) -> Iterator[Note]:
         self.phases.append(what)
         if what.startswith(self.stop):
             raise KeyboardInterrupt
-        yield
+        yield quiet
 
 
 @dataclass(kw_only=True, slots=True)

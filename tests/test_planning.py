@@ -18,7 +18,7 @@ from alula.core.engine import Plan, Traits
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
-from alula.core.progress import Silent
+from alula.core.progress import Note, Silent, quiet
 from alula.core.tensor import TensorSpec
 from alula.planning import (
     Wanted,
@@ -67,9 +67,9 @@ class Told(Silent):
         self.phases: list[str] = []
 
     @contextmanager
-    def phase(self, what: str) -> Iterator[None]:
+    def phase(self, what: str) -> Iterator[Note]:
         self.phases.append(what)
-        yield
+        yield quiet
 
 
 # Profiles.

@@ -87,9 +87,9 @@ class Workshop:
         with progress.phase(f"write the {precision} graph"):
             path = self.draft.graph_path("encoder", precision)
             graph = graphs.save(self.written(precision, keep), path, precision)
-        with progress.phase(f"compile {precision} for {self.backend.target}"):
+        with progress.phase(f"compile {precision} for {self.backend.target}") as note:
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
-            engine = self.backend.compile(graph, self.plan, folder)
+            engine = self.backend.compile(graph, self.plan, folder, note=note)
         kept = keep | self.beyond if precision.startswith("fp16") else keep
         return Candidate(precision=precision, graph=graph, engine=engine, checks=(), kept=tuple(sorted(kept)))
 

@@ -14,7 +14,7 @@ from alula.build import BuildRequest, Built, build
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.profile import Range
-from alula.core.progress import Silent
+from alula.core.progress import Note, Silent, quiet
 from alula.core.words import OPSETS, POOLINGS
 
 AXES = {"batch": Range(1, 2, 4), "length": Range(2, 8, 32)}
@@ -26,9 +26,9 @@ class Heard:
     def __init__(self) -> None:
         self.phases: list[str] = []
 
-    def phase(self, what: str) -> AbstractContextManager[None]:
+    def phase(self, what: str) -> AbstractContextManager[Note]:
         self.phases.append(what)
-        return nullcontext()
+        return nullcontext(quiet)
 
 
 @pytest.fixture(scope="module")

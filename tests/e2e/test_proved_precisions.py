@@ -15,7 +15,7 @@ from alula.build import BuildRequest, Built, build
 from alula.bundles import Bundle, Rung
 from alula.core.errors import InputError
 from alula.core.profile import Range
-from alula.core.progress import Progress, Silent
+from alula.core.progress import Note, Progress, Silent, quiet
 from alula.prove import VerifyRequest, verify_bundle
 
 AXES = {"batch": Range(1, 2, 8), "length": Range(2, 8, 32)}
@@ -27,10 +27,10 @@ class Interrupted:
     def __init__(self, at: str) -> None:
         self.at = at
 
-    def phase(self, what: str) -> AbstractContextManager[None]:
+    def phase(self, what: str) -> AbstractContextManager[Note]:
         if what.startswith(self.at):
             raise KeyboardInterrupt
-        return nullcontext()
+        return nullcontext(quiet)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from alula.bundles import document, finite
 from alula.core.check import Check
+from alula.core.progress import Note, quiet
 
 _FIGURE = re.compile(r"([<>]= )?-?(\d[\d.]*(e[-+]?\d+)?|nan|inf)")
 _GAP = 2
@@ -36,15 +37,15 @@ class Phases:
         self._console = _console(stderr=True)
 
     @contextmanager
-    def phase(self, what: str) -> Iterator[None]:
-        """Show `what` while the block runs, then how long it took."""
+    def phase(self, what: str) -> Iterator[Note]:
+        """Show `what` and the notes made while the block runs, then how long it took."""
         start = perf_counter()
         try:
             if self._console.is_terminal:
-                with self._console.status(what):
-                    yield
+                with self._console.status(what) as status:
+                    yield lambda note: status.update(f"{what}: {note}")
             else:
-                yield
+                yield quiet
         except BaseException:
             self._console.print(Text.assemble(("x", "red"), f" {what}"), soft_wrap=True)
             raise

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from alula.core.graph import Graph
 from alula.core.profile import Profile
+from alula.core.progress import Note, quiet
 from alula.core.tensor import Feeds, TensorSpec
 
 
@@ -118,7 +119,7 @@ class Backend(Protocol):
         """Device and runtime version of this machine, as `Engine.target` records it."""
         ...
 
-    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Write an engine for the device in this machine into the folder `to`, which does not exist yet."""
         ...
 

@@ -12,6 +12,7 @@ from alula.core.engine import Engine, Plan
 from alula.core.errors import RunError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, admit
+from alula.core.progress import Note, quiet
 from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.core.words import refuse_unless_offered
 from alula.engines import folder
@@ -63,7 +64,7 @@ class Fake:
     def __init__(self, function: Function | None = None) -> None:
         self._function = function
 
-    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Record the graph; its file is not read."""
         refuse_unless_offered(self.name, graph.precision)
         folder.refuse_existing(to)

@@ -19,6 +19,7 @@ from alula.core.errors import CompileError, EngineError, InputError, RunError
 from alula.core.graph import Graph
 from alula.core.nodes import Nodes, read_nodes
 from alula.core.profile import admit
+from alula.core.progress import Note, quiet
 from alula.core.tensor import Feeds
 from alula.core.timing import LayerTimes
 from alula.core.words import refuse_unless_offered
@@ -61,7 +62,7 @@ class OnnxRuntime:
         """Such as "onnxruntime 1.32.0 x86_64 avx2"."""
         return host.target(self.name, ort.__version__)
 
-    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Prove that the graph loads, and record it."""
         refuse_unless_offered(self.name, graph.precision)
         folder.refuse_existing(to)
@@ -175,6 +176,7 @@ def as_layers(graph: Nodes) -> dict[str, Any]:
                 "domain": node.domain,
                 "inputs": list(node.inputs),
                 "outputs": list(node.outputs),
+                **({"to": node.casts_to} if node.casts_to else {}),
             }
             for node in graph.nodes
         ],

@@ -17,6 +17,7 @@ from alula.core.engine import Engine, Plan
 from alula.core.errors import CompileError, EngineError, RunError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, admit
+from alula.core.progress import Note, quiet
 from alula.core.tensor import Dim, Feeds, TensorSpec
 from alula.core.timing import LayerTimes
 from alula.engines import folder, host
@@ -42,7 +43,7 @@ class OpenVino:
         """Such as "openvino 2026.4.1 x86_64 avx2"."""
         return host.target(self.name, _version())
 
-    def compile(self, graph: Graph, plan: Plan, to: Path) -> Engine:
+    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Compile for this CPU within the profile's bounds, and keep the result."""
         folder.refuse_existing(to)
         core = ov.Core()

@@ -6,12 +6,12 @@ import json
 import mmap
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -19,17 +19,17 @@ from alula.core.engine import LAYERS, Engine, Plan, Traits
 from alula.core.errors import CompileError, EngineError
 from alula.core.graph import Graph
 from alula.core.places import cache_root
+from alula.core.progress import Note, quiet
 from alula.core.words import refuse_unless_offered
-from alula.engines import cuda, folder
-from alula.engines.cuda import Cuda
+from alula.engines import folder
+from alula.engines.cuda import Cuda, devices
+from alula.engines.cuda import installed as cuda_installed
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.job import Job, cache_file
 from alula.engines.tensorrt.library import Features, features_of, load, number_of, version_of
 from alula.engines.tensorrt.session import TensorRtSession, opened
 
 FILE = "engine.plan"
-
-Note = Callable[[str], None]
 
 
 def traits_of(target: str) -> Traits:
@@ -54,9 +54,9 @@ def traits_of(target: str) -> Traits:
 
 def cannot_run(target: str) -> str:
     """Why nothing of this target runs here; empty if it does."""
-    if not cuda.installed():
+    if not cuda_installed():
         return "cuda-bindings is not installed here"
-    found = cuda.devices()
+    found = devices()
     if not found:
         return "there is no CUDA GPU here"
     return targets.refuses_device(target, found[0])
@@ -77,26 +77,30 @@ class TensorRt:
     @property
     def target(self) -> str:
         """Such as "tensorrt 8.6.0 x86_64 sm_90 NVIDIA H200"; TensorRT-RTX compiles for all GPUs that it runs on."""
-        found = cuda.devices()
+        found = devices()
         return targets.target(
             self.name, self._version, platform.machine(), found[0] if found else None, portable=False
         )
 
-    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = lambda _: None) -> Engine:
+    def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Compile for the GPU in this machine; TensorRT-RTX needs none."""
         refuse_unless_offered(self.name, graph.precision)
         self._refuse(graph, plan)
         folder.refuse_existing(to)
         to.mkdir(parents=True)
         target = self.target_for(plan)
-        run_job(self._job(graph, plan, to, target), plan.time_limit_s, note)
+        try:
+            run_job(self._job(graph, plan, to, target), plan.time_limit_s, note)
+        except BaseException:
+            shutil.rmtree(to, ignore_errors=True)
+            raise
         engine = Engine(backend=self.name, target=target, path=to, graph=graph, plan=plan)
         folder.write(engine, (FILE,))
         return engine
 
     def target_for(self, plan: Plan) -> str:
         """What an engine of this plan is built for."""
-        found = cuda.devices()
+        found = devices()
         device = found[0] if found else None
         return targets.target(self.name, self._version, platform.machine(), device, portable=plan.portable)
 

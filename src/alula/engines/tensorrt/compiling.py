@@ -12,27 +12,28 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from alula.core.errors import AlulaError, CompileError
+from alula.core.progress import Note
 from alula.engines.tensorrt.job import Job
 from alula.engines.tensorrt.library import Library, load
 from alula.engines.tensorrt.refusals import NO_REASON, Fault, refusal
-
-Say = Callable[[str], None]
 
 _FLOATS = ("FLOAT", "HALF")
 # Layers that compute nothing in floats, or whose types are part of what they are.
 _TYPELESS = frozenset(
     {"CONSTANT", "SHAPE", "CAST", "QUANTIZE", "DEQUANTIZE", "PLUGIN_V2", "PLUGIN", "CONDITION", "ASSERTION"}
 )
+# Layers that say themselves what they give.
+_TYPED = frozenset({"CONSTANT", "CAST", "DEQUANTIZE", "IDENTITY"})
 _ITSELF = 1 << 20
 
 
-def compile_here(job: Job, say: Say) -> None:
+def compile_here(job: Job, say: Note) -> None:
     """Write the engine of a job, and what its layers are, or raise a CompileError that says why not."""
     lib = load(job.target)
     heard = listener(lib)
@@ -125,7 +126,7 @@ def decompose_in_full_precision(lib: Library, network: Any) -> None:
             layer.attention.decomposable = True
 
 
-def configure(lib: Library, builder: Any, network: Any, job: Job, say: Say) -> Any:
+def configure(lib: Library, builder: Any, network: Any, job: Job, say: Note) -> Any:
     """Everything a plan says, in the terms of this version."""
     trt, config = lib.module, builder.create_builder_config()
     for shapes in job.profiles:
@@ -149,7 +150,7 @@ def configure(lib: Library, builder: Any, network: Any, job: Job, say: Say) -> A
             raise CompileError(f"{name_of(lib)} cannot leave weights out of an engine; TensorRT 10 can")
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)
     if lib.features.typed == "layers":
-        obey_types(trt, network, config, job.precision)
+        obey_types(trt, network, config)
     if lib.features.batch_flag:
         # Its own kernels only, as later versions have it: cuBLAS and cuDNN take hundreds of MiB and a second to load.
         own = (trt.TacticSource.EDGE_MASK_CONVOLUTIONS, trt.TacticSource.JIT_CONVOLUTIONS)
@@ -159,33 +160,47 @@ def configure(lib: Library, builder: Any, network: Any, job: Job, say: Say) -> A
     return config
 
 
-def obey_types(trt: Any, network: Any, config: Any, precision: str) -> None:
+def obey_types(trt: Any, network: Any, config: Any) -> None:
     """Make a network without types of its own compute as the graph says: 8.6 knows hints, and a flag to obey them."""
     layers = [network.get_layer(at) for at in range(network.num_layers)]
     kinds = {layer.type.name for layer in layers}
-    halves = any(
-        layer.get_output(at).dtype == trt.DataType.HALF for layer in layers for at in range(layer.num_outputs)
-    )
     if "QUANTIZE" in kinds or "DEQUANTIZE" in kinds:
         config.set_flag(trt.BuilderFlag.INT8)
-    if not halves:
+    types = types_of(layers)
+    if trt.DataType.HALF not in types.values():
         return
     config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     for layer in layers:
-        fix_type(layer)
+        if layer.type.name in _TYPELESS or not layer.num_outputs:
+            continue
+        output = layer.get_output(0)
+        kind = types.get(output.name)
+        if kind is None or output.is_shape_tensor or kind.name not in _FLOATS:
+            continue
+        layer.precision = kind
+        for at in range(layer.num_outputs):
+            layer.set_output_type(at, kind)
 
 
-def fix_type(layer: Any) -> None:
-    """Hold one layer to the type of what it gives, unless it multiplies what was rounded to eight bits."""
-    if layer.type.name in _TYPELESS or not layer.num_outputs:
-        return
-    outputs = [layer.get_output(at) for at in range(layer.num_outputs)]
-    if any(output.is_shape_tensor or output.dtype.name not in _FLOATS for output in outputs):
-        return
-    layer.precision = outputs[0].dtype
-    for at, output in enumerate(outputs):
-        layer.set_output_type(at, output.dtype)
+def types_of(layers: Sequence[Any]) -> dict[str, Any]:
+    """The type of every tensor by its name, as the graph has it.
+
+    A parser of 8.6 knows the types of constants and casts only, and calls everything else float until it is built.
+    """
+    types: dict[str, Any] = {}
+    for layer in layers:
+        inputs = [layer.get_input(at) for at in range(layer.num_inputs)]
+        known = [types.get(each.name, each.dtype) for each in inputs if each is not None]
+        floats = [each for each in known if each.name in _FLOATS]
+        for at in range(layer.num_outputs):
+            output = layer.get_output(at)
+            own = output.dtype
+            if layer.type.name in _TYPED or own.name not in _FLOATS or not floats:
+                types[output.name] = own
+            else:
+                types[output.name] = floats[0]
+    return types
 
 
 def timing_cache(lib: Library, config: Any, path: str | None) -> Any | None:
@@ -213,7 +228,7 @@ def keep(file: Path, content: memoryview) -> None:
         return
 
 
-def monitor(trt: Any, say: Say) -> Any:
+def monitor(trt: Any, say: Note) -> Any:
     """Tells which phase runs, how many of its steps are done, and how long the rest may take."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc] # the module is known when it is loaded

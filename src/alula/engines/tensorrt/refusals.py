@@ -9,47 +9,60 @@ from dataclasses import dataclass
 _CURES: tuple[tuple[str, str], ...] = (
     (
         r"not supported by a dedicated kernel",
-        "attention needs fp16 or bf16 and a head size of 32, 64, 72 or 128 there; "
-        "build with --precision fp16, or with --opset 17, which writes attention out",
+        "attention needs fp16 or bf16 and a head size of 32, 64, 72 or 128 there; build with --precision fp16, "
+        "or with --opset 17, which writes attention out",
     ),
     (
-        r"No importer registered for op|UNSUPPORTED_NODE|unsupported operator|No Plugin",
-        "this TensorRT does not know the operator; a lower --opset may write it in older ones, "
-        "or build for --target onnxruntime",
+        r"import initializer|convertOnnxWeights|Failed to open|cannot be found|not a regular file",
+        "keep the .onnx file and its .data file together, under their own names",
     ),
+    (r"at least one output", "is that an ONNX file?"),
     (
-        r"opset|IR version|UNSUPPORTED_GRAPH.*version",
-        "this TensorRT reads older graphs only; build with a lower --opset, such as 17",
-    ),
-    (
-        r"(?i)failed to open|weights? file|external data|No such file",
-        "keep the .data file beside the .onnx file, under its own name",
-    ),
-    (
-        r"(?i)could not find any implementation|no implementation",
-        "no kernel within the limits: raise --workspace, or build that layer in another precision (--precision mixed)",
-    ),
-    (
-        r"(?i)out ?of ?memory|insufficient (workspace|memory)|OutOfMemory",
-        "lower the largest sizes of the profile, --workspace or --level, or free the GPU's memory",
-    ),
-    (
-        r"(?i)data-dependent|nonzero|shape tensor|IShapeLayer.*input",
+        r"(?i)data-dependent|NonZero|shape tensor",
         "sizes that depend on values are not taken; give the axis as an input's own",
     ),
     (
-        r"(?i)type mismatch|must have (the )?same type|types? .*(differ|mismatch)|must be of type",
+        r"No importer registered|UNSUPPORTED_NODE|[Pp]lugin",
+        "it does not know the operator; a lower --opset may write it in older ones, or build for --target onnxruntime",
+    ),
+    (
+        r"(?i)opset version|IR version",
+        "it reads older graphs only; build with a lower --opset, such as 17",
+    ),
+    (
+        r"(?i)workspace|could not find any implementation",
+        "no kernel within the limits: raise --workspace, or keep that layer in another precision (--precision mixed)",
+    ),
+    (
+        r"(?i)out ?of ?memory",
+        "lower the largest sizes of the profile, --workspace or --level, or free the GPU's memory",
+    ),
+    (
+        r"(?i)same input types|same type|type mismatch|types of",
         "the types at this node do not fit; the file itself may be at fault: try --target onnxruntime",
     ),
     (
-        r"(?i)no CUDA-capable device|CUDA initialization failure|insufficient driver|cuInit|"
-        r"no NVIDIA|cudaErrorNoDevice|CUDA error 35|CUDA error 100",
-        "there is no GPU or no driver here: compile where the engine is to run",
+        r"(?i)broadcast|conformable|dimensions? (mismatch|must)",
+        "the sizes at this node do not fit; the file itself may be at fault: try --target onnxruntime",
     ),
     (
-        r"(?i)(profile|kMIN|kOPT|kMAX).*(dimension|shape|invalid)",
+        r"CUDA_SUCCESS|no CUDA-capable device|CUDA initialization failure|insufficient for CUDA|cudaErrorNoDevice",
+        "that needs a GPU and its driver, and none answers here",
+    ),
+    (
+        r"(?i)optimization profile|kMIN|kMAX",
         "the profile does not fit the graph: look at --batch, --length and --axis",
     ),
+)
+
+# What the library adds about itself.
+_NOISE = re.compile(
+    r"(; )?Error Code 1: Cuda Runtime \(In catchCudaError.*?\(cudaError \d+: [^)]*\)\)"
+    r"|\bIn [\w:]+ at /\S*"
+    r"|\[?\b\w*\.(cpp|h|cc)\b(:\w*)*:?\d*\]?"
+    r"|I[A-Z]\w+::\w+: |Error Code \d+: |Invalid Node - \S+|\w+\] (?=\w)"
+    r"|(API Usage|Shape|Internal) Error \(|Myelin \("
+    r"|^Assertion failed: |\bcreator && "
 )
 
 NO_REASON = "TensorRT gave no reason"
@@ -93,9 +106,9 @@ def layer_of(node: str) -> str:
 
 def one_line(text: str) -> str:
     """A message without line breaks and without the places in the library's source."""
-    kept = re.sub(r"\[?\w*\.(cpp|h|cc)(:\w*)*:?\d*\]?", "", text)
-    kept = re.sub(r"In (function|node)[^:]*:\s*", "", kept)
-    return re.sub(r"\s+", " ", kept).strip(" :;,.")
+    kept = re.sub(r"\s+", " ", text)
+    kept = re.sub(r"\s+", " ", _NOISE.sub("", kept))
+    return kept.replace("( ", "(").replace(" )", ")").replace(". )", ")").strip(" :;,.")
 
 
 def _node_in(said: Sequence[str]) -> str:
