@@ -119,7 +119,9 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
                 f"{bundle.root}: is another model than {first.root}; bench compares engines of one"
             )
     request = replace(request, shapes=_shapes(bundles, request.shapes))
-    checkpoint = checkpoint_of(first, request.model) if request.pytorch and pytorch_installed() else None
+    # What comes as an ONNX file is nothing that PyTorch could load.
+    beside = request.pytorch and first.model.family != families.ONNX and pytorch_installed()
+    checkpoint = checkpoint_of(first, request.model) if beside else None
     with ExitStack() as stack:
         contenders = []
         if checkpoint is not None:
@@ -149,9 +151,10 @@ def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape,
     if asked:
         return asked
     tuned = tuple(profiles[0].axes[axis].opt for axis in axes)
+    single = tuple(1 if axis == "batch" else size for axis, size in zip(axes, tuned, strict=True))
     usual = [
         shape
-        for shape in (SHAPES if model.reads_text else ((1, *tuned[1:]), tuned))
+        for shape in (SHAPES if model.reads_text else (single, tuned))
         if all(profile.takes(dict(zip(axes, shape, strict=True))) for profile in profiles)
     ]
     return tuple(usual) or (tuned,)

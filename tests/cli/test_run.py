@@ -21,7 +21,17 @@ def test_texts_are_cut_and_batches_filled_to_what_the_engine_was_built_for(
 ) -> None:
     root = served.make_bundle(tmp_path / "one", batch=batch, length=length)
     texts = ["a " * 20, "a", "b", "a b"]
-    code = run(root, text=texts, query=None, question=None, context=None, image=[], as_json=True)
+    code = run(
+        root,
+        text=texts,
+        query=None,
+        question=None,
+        context=None,
+        image=[],
+        feeds=None,
+        out=None,
+        as_json=True,
+    )
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert code == 0
     assert [row["tokens"] for row in rows] == [8, 3, 3, 4]

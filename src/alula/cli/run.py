@@ -12,6 +12,7 @@ import typer
 
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json, print_rows
+from alula.cli.feeds import check_feeds, show_outputs
 from alula.codecs import (
     Row,
     TextCodec,
@@ -27,6 +28,7 @@ from alula.codecs import (
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.tensor import Array
+from alula.core.words import TENSORS
 
 
 def run(
@@ -38,10 +40,19 @@ def run(
     image: list[Path] = typer.Option(
         [], help="An image's file, for models that read images; can be repeated."
     ),
+    feeds: Path | None = typer.Option(
+        None, metavar="FILE", help="For ONNX files: arrays by input, as .npz, or .npy for a single input."
+    ),
+    out: Path | None = typer.Option(None, metavar="FILE", help="Write what --feeds gives as .npz."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
-    """Run a bundle once on texts or images given on the command line."""
+    """Run a bundle once on texts, images or arrays given on the command line."""
     opened = Bundle.open(bundle)
+    if opened.model.task == TENSORS or feeds or out:
+        check_feeds(opened, feeds, out, others=any([text, query, question, context, image]))
+        assert feeds is not None
+        show_outputs(opened, feeds, out, as_json=as_json)
+        return 0
     if not opened.model.reads_text or image:
         show(
             opened.model, about_images(opened, image, any([text, query, question, context])), as_json=as_json

@@ -59,8 +59,9 @@ def axis_sizes(specs: tuple[TensorSpec, ...], feeds: Feeds) -> dict[str, int]:
             raise ShapeError(f"{spec.name}: dtype {array.dtype}, expected {spec.dtype}")
         if array.ndim != len(spec.shape):
             raise ShapeError(f"{spec.name}: rank {array.ndim}, expected {len(spec.shape)}: {spec.shape}")
-        for dim, size in zip(spec.shape, array.shape, strict=True):
+        for at, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
             expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
             if size != expected:
-                raise ShapeError(f"{spec.name}: axis {dim!r} is {size}, expected {expected}")
+                axis = repr(dim) if isinstance(dim, str) else at
+                raise ShapeError(f"{spec.name}: axis {axis} is {size}, expected {expected}")
     return sizes

@@ -14,6 +14,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
+from alula.core.words import TENSORS
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
@@ -31,6 +32,10 @@ class Service:
     def __init__(
         self, bundle: Bundle, run: Run, options: ServeOptions, observe: Callable[[str, Ran], None]
     ) -> None:
+        if bundle.model.task == TENSORS:
+            raise InputError(
+                f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
+            )
         if not bundle.model.reads_text:
             raise InputError(
                 f"{bundle.root}: models that read images are not served yet; ask with alula run BUNDLE --image FILE"
