@@ -37,6 +37,9 @@ _SIZES: Mapping[str, Any] = {
 }
 _OF_TYPE: Mapping[str, Mapping[str, Any]] = {
     "bert": {"max_position_embeddings": 64},
+    "distilbert": {"max_position_embeddings": 64, "hidden_dim": 48},
+    "electra": {"max_position_embeddings": 64, "embedding_size": 16},
+    "mpnet": {"max_position_embeddings": 66, "pad_token_id": 0},
     "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1},
     "deberta-v2": {
         "max_position_embeddings": 64,

@@ -16,6 +16,7 @@ from alula.graphs.passes.precision import ToBfloat16
 from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
 from alula.graphs.rewrite import Pass
+from alula.graphs.tensorrt import tensorrt_passes
 
 # Measured with MiniLM in fp32 on a Zen 3 (AVX2) of two cores, CPU milliseconds of one thread, interleaved medians:
 #                            1x128   8x128   4x512
@@ -35,6 +36,7 @@ from alula.graphs.rewrite import Pass
 # TensorRT 8.6 reads opset 17 at most, and that not quite.
 _OLDEST_OPSET = 17
 
+_TENSORRT = frozenset({"tensorrt", "tensorrt-rtx"})
 # Mixed is fp16 with more to keep.
 _FP16 = frozenset({"fp16", "fp16-mixed"})
 
@@ -49,10 +51,14 @@ def passes_for(
     """The passes for one engine and precision, in order; with an opset, those that lower the graph to it.
 
     `policy` says what is bf16 or fp16 (`FUSED` and `HALF` unless given), `keep` names the nodes that stay fp32 there.
+    Without an opset the graph is for the newest TensorRT, which takes attention whole.
     """
     refuse_unless_offered(engine, precision)
+    if engine in _TENSORRT:
+        passes = [*tensorrt_passes(precision, opset, policy, keep)]
+        return (*passes, IdentityEliminationPass(), RemoveUnusedNodesPass())
     # What a ready-made file brings: a norm behind a convolution costs ONNX Runtime 7 % (PP-OCRv4 recogniser, 6x320).
-    passes: list[Pass] = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []
+    passes = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []
     if engine == "openvino" or precision == "bf16":
         passes.append(DecomposeAttention())
     if engine == "openvino" and precision == "fp32" and "avx512f" not in cpu_features():

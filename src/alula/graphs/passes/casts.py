@@ -37,15 +37,21 @@ MOVES = frozenset(
 )
 """Operators that move numbers and do not change them: they stay in whatever precision comes in."""
 
+_SCALE = 1
+
 # Their other inputs are sizes and scales, or nothing.
 _FIRST_ONLY = MOVES | {"Resize"}
 
 
 class Casts:
-    """Casts of one graph: each value has at most one in each direction."""
+    """Casts of one graph: each value has at most one in each direction.
 
-    def __init__(self, half: ir.DataType) -> None:
-        self.half = half
+    With `restored`, what DequantizeLinear gives and QuantizeLinear takes is half precision without a cast, if the
+    precision holds the scale: their opset must be 19 at least.
+    """
+
+    def __init__(self, half: ir.DataType, *, restored: bool = False) -> None:
+        self.half, self.restored = half, restored
         self._made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def to_half(self, node: ir.Node) -> None:
@@ -59,7 +65,11 @@ class Casts:
                 retype(value, self.half)
 
     def to_fp32(self, node: ir.Node) -> None:
-        """Feed a node fp32 only."""
+        """Feed a node fp32 only; what is to be rounded to eight bits may stay in half precision."""
+        if self.restored and node.op_type == "QuantizeLinear" and scale_fits(node, self.half):
+            if first_input(node).dtype == self.half:
+                self._hold_scale(node)
+            return
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == self.half:
                 self._feed(node, index, FP32)
@@ -104,16 +114,45 @@ class Casts:
                 new = replace_constant(node, index, dtype.name.lower(), rounding_to(dtype), dtype)
                 self._made[value, dtype] = new
                 return
-            cast = cast_of(value, dtype)
             graph = node.graph
             assert isinstance(graph, ir.Graph)
+            twin = self._restored(value) if dtype == self.half else None
+            cast = twin or cast_of(value, dtype)
             graph.insert_before(node, cast)
+            if twin is not None:
+                self._hold_scale(twin)
             self._made[value, dtype] = cast.outputs[0]
             self._made[cast.outputs[0], FP32 if dtype == self.half else self.half] = value
         old = value
         node.replace_input_with(index, self._made[value, dtype])
         if is_constant(old) and not old.uses() and isinstance(node.graph, ir.Graph):
             node.graph.initializers.pop(str(old.name), None)
+
+    def _restored(self, value: ir.Value) -> ir.Node | None:
+        """A second DequantizeLinear that is to give half precision, in no graph yet; None where a cast is needed."""
+        node = value.producer()
+        if not self.restored or node is None or node.op_type != "DequantizeLinear":
+            return None
+        if not scale_fits(node, self.half):
+            return None
+        twin = ir.node(node.op_type, node.inputs, node.attributes, name=f"{node.name}/{_WORDS[self.half]}")
+        output = twin.outputs[0]
+        output.name, output.shape = twin.name, value.shape
+        retype(output, self.half)
+        return twin
+
+    def _hold_scale(self, node: ir.Node) -> None:
+        replace_constant(node, _SCALE, self.half.name.lower(), rounding_to(self.half), self.half)
+
+
+def scale_fits(node: ir.Node, half: ir.DataType) -> bool:
+    """Whether a half precision holds the very scale of a QuantizeLinear or DequantizeLinear."""
+    scale = node.inputs[_SCALE]
+    if scale is None or not is_constant(scale) or scale.dtype != FP32:
+        return False
+    assert scale.const_value is not None
+    array = scale.const_value.numpy()
+    return bool(np.array_equal(rounding_to(half)(array).astype(np.float32), array))
 
 
 def cast_of(value: ir.Value, dtype: ir.DataType) -> ir.Node:

@@ -18,7 +18,8 @@ class Policy:
     Norms, masks, pooling, normalisation and the last linear before an output never do. `residual` is the sum that
     a norm takes, `scores` that of scores and mask and its softmax. `maps` are convolutions and what follows them:
     sums, products, concatenations. `attention` takes the Attention operator whole, its softmax as the engine's kernel
-    has it. `tables` only stores the embedding tables in half precision, which halves them; their sum is fp32.
+    has it. `quantised` are layers that multiply int8: what they give, and what is restored for them (opset 19 at
+    least). `tables` only stores the embedding tables in half precision, which halves them; their sum is fp32.
     """
 
     bias: bool = False
@@ -27,6 +28,7 @@ class Policy:
     scores: bool = False
     maps: bool = False
     attention: bool = False
+    quantised: bool = False
     tables: bool = False
 
 
@@ -88,7 +90,19 @@ def chosen_nodes(
 
 def is_layer(node: ir.Node) -> bool:
     """Whether this is a linear or a convolution with weights of its own."""
-    return node.op_type in _PRODUCTS | _CONVOLUTIONS and is_constant(node.inputs[1])
+    return node.op_type in _PRODUCTS | _CONVOLUTIONS and (is_constant(node.inputs[1]) or is_quantised(node))
+
+
+def is_quantised(node: ir.Node) -> bool:
+    """Whether this multiplies by a constant that DequantizeLinear restores."""
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    restored = value.producer() if value is not None else None
+    return (
+        node.op_type in _PRODUCTS | _CONVOLUTIONS
+        and restored is not None
+        and restored.op_type == "DequantizeLinear"
+        and is_constant(restored.inputs[0])
+    )
 
 
 def float_producers(node: ir.Node, index: int | None = None, through: frozenset[str] = MOVES) -> set[ir.Node]:
@@ -108,6 +122,8 @@ def _is_product(node: ir.Node, policy: Policy) -> bool:
     if node.op_type == "Attention":
         return policy.attention and first_input(node).dtype == FP32
     if node.op_type not in _PRODUCTS | _CONVOLUTIONS or first_input(node).dtype != FP32:
+        return False
+    if is_quantised(node) and not policy.quantised:
         return False
     if is_layer(node):
         return (policy.maps or node.op_type in _PRODUCTS) and not _reaches_output(node)

@@ -54,6 +54,10 @@ class Editor:
         label = "_".join(str(value).replace("-", "m") for value in values)
         return constant(self.graph, f"ints_{label}", np.array(values, np.int64))
 
+    def integer(self, value: int) -> ir.Value:
+        """A shared int64 scalar."""
+        return constant(self.graph, f"int64_{value}".replace("-", "m"), np.array(value, np.int64))
+
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A shared scalar."""
         label = f"{value:.9g}".replace("-", "m").replace("+", "").replace(".", "p")

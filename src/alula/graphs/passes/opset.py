@@ -24,30 +24,13 @@ _REDUCTIONS = frozenset(
 # behaviour. The types are checked afterwards.
 _SAME_MEANING = frozenset(
     {
-        *("Cast", "CastLike", "Constant", "ConstantOfShape", "Conv", "Cos", "Dropout", "Equal", "Flatten"),
-        *("DequantizeLinear", "QuantizeLinear"),
-        *(
-            "GlobalAveragePool",
-            "HardSigmoid",
-            "HardSwish",
-            "Identity",
-            "IsInf",
-            "IsNaN",
-            "LpNormalization",
-            "MaxPool",
-        ),
-        *(
-            "Reshape",
-            "Round",
-            "Shape",
-            "Sin",
-            "Size",
-            "Softplus",
-            "Squeeze",
-            "TopK",
-            "Transpose",
-            "Unsqueeze",
-        ),
+        *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
+        *("Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "Shape", "Size"),
+        *("Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "RoiAlign"),
+        *("DequantizeLinear", "QuantizeLinear", "Round", "Equal", "IsInf", "IsNaN", "TopK", "Dropout"),
+        *("Elu", "HardSigmoid", "HardSwish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"),
+        *("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
+        *("GRU", "If", "InstanceNormalization", "Loop", "LpNormalization", "LSTM", "RNN", "Scan"),
     }
 )
 
@@ -192,6 +175,35 @@ def _four_axes_of_pad(node: ir.Node, opset: int) -> None:
         raise PreconditionError(f"{node.name}: Pad that wraps has no form in opset {opset}")
 
 
+def _whole_windows(node: ir.Node, opset: int) -> None:
+    """AveragePool has no dilations below opset 19; of ones they say nothing."""
+    dilations = node.attributes.pop("dilations", None) if opset < 19 else None
+    if dilations is not None and set(dilations.as_ints()) != {1}:
+        raise PreconditionError(f"{node.name}: AveragePool with dilations has no form in opset {opset}")
+
+
+_RESIZE_DEFAULTS = {"antialias": 0, "keep_aspect_ratio_policy": "stretch"}
+
+
+def _plain_resize(node: ir.Node, opset: int) -> None:
+    """Resize knows all axes, any aspect ratio and no filter below opset 18, and one kind of half pixels below 19."""
+    if (
+        opset < 19
+        and node.attributes.get_string("coordinate_transformation_mode", "") == "half_pixel_symmetric"
+    ):
+        raise PreconditionError(f"{node.name}: Resize by half_pixel_symmetric has no form in opset {opset}")
+    if opset >= 18:
+        return
+    if "axes" in node.attributes:
+        raise PreconditionError(f"{node.name}: Resize with axes has no form in opset {opset}")
+    for name, default in _RESIZE_DEFAULTS.items():
+        given = node.attributes.pop(name, None)
+        if given is not None and given.value != default:
+            raise PreconditionError(
+                f"{node.name}: Resize with {name}={given.value!r} has no form in opset {opset}"
+            )
+
+
 def _plain_scatter(node: ir.Node, opset: int) -> None:
     """Scattering takes no minimum or maximum below opset 18."""
     reduction = node.attributes.get_string("reduction", "none")
@@ -209,6 +221,8 @@ def _attention_24(node: ir.Node, opset: int) -> None:
 
 _RULES: Mapping[str, Callable[[ir.Node, int], None]] = {
     "Attention": _attention_24,
+    "AveragePool": _whole_windows,
+    "Resize": _plain_resize,
     "Split": _sizes_of_split,
     "Swish": _plain_swish,
     "Pad": _four_axes_of_pad,

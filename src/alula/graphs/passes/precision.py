@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.casts import BF16, FP16, FP32, MOVES, Casts
-from alula.graphs.passes.choice import FUSED, HALF, NORMS, Policy, chosen_nodes, float_producers
+from alula.graphs.passes.casts import BF16, FP16, FP32, MOVES, Casts, scale_fits
+from alula.graphs.passes.choice import (
+    FUSED,
+    HALF,
+    NORMS,
+    Policy,
+    chosen_nodes,
+    float_producers,
+    is_quantised,
+)
 from alula.graphs.passes.edit import Editor, first_input, is_constant
 from alula.graphs.passes.fits import fits, table_fits
 
@@ -15,17 +25,22 @@ from alula.graphs.passes.fits import fits, table_fits
 # leaves room for the score that it is added to.
 _FAR_BELOW = {BF16: -1e30, FP16: -1e4}
 _MASK_OF_ATTENTION = 3
+_MADE = re.compile(r"/\d+\.\w+$")
 
 
 class ToHalf(InPlacePass):
     """Rewrites an fp32 graph to a half precision where the policy says so; inputs and outputs keep their types.
 
-    Nodes named in `keep` stay fp32, and in fp16 those whose constants it cannot hold.
+    Nodes named in `keep` stay fp32, and in fp16 those whose constants it cannot hold. With `renamed`, these names are
+    of the graph before it was quantised: they need not be there, and whatever was made of the same node stays fp32.
     """
 
-    def __init__(self, dtype: ir.DataType, policy: Policy, keep: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, dtype: ir.DataType, policy: Policy, keep: frozenset[str] = frozenset(), *, renamed: bool = False
+    ) -> None:
         super().__init__()
-        self.dtype, self.policy, self.keep = dtype, policy, keep
+        self.dtype, self.policy, self.keep, self.renamed = dtype, policy, keep, renamed
+        self.origins = frozenset(map(_origin, keep)) if renamed else frozenset()
 
     def requires(self, model: ir.Model) -> None:
         """Nodes to keep exist, Attention is written out unless taken whole, and fp32 is the only float type."""
@@ -34,7 +49,8 @@ class ToHalf(InPlacePass):
         found = [node for node in model.graph if node.op_type == "Attention"]
         if found and not self.policy.attention:
             raise PreconditionError(f"{found[0].name}: Attention has to be decomposed first")
-        if unknown := sorted(self.keep - {str(node.name) for node in model.graph}):
+        unknown = sorted(self.keep - {str(node.name) for node in model.graph})
+        if unknown and not self.renamed:
             raise PreconditionError(f"no node {unknown[0]!r} to keep in fp32")
         ShapeInferencePass()(model)
         for node in model.graph:
@@ -54,7 +70,7 @@ class ToHalf(InPlacePass):
         """Decide for all nodes, then cast between them."""
         chosen = self.chosen(model)
         _bound_masks(model.graph, chosen, self.dtype)
-        casts = Casts(self.dtype)
+        casts = Casts(self.dtype, restored=self.policy.quantised)
         for node in list(model.graph):
             if node in chosen or (node.op_type in MOVES and first_input(node).dtype == self.dtype):
                 casts.to_half(node)
@@ -78,7 +94,11 @@ class ToHalf(InPlacePass):
                 raise PostconditionError(f"output {value.name} is {self.dtype.name}")
 
     def _may_change(self, node: ir.Node) -> bool:
-        return node.name not in self.keep and (self.dtype != FP16 or fits(node))
+        if node.name in self.keep or _origin(str(node.name)) in self.origins:
+            return False
+        if is_quantised(node) and not all(scale_fits(each, self.dtype) for each in _restored(node)):
+            return False
+        return self.dtype != FP16 or fits(node)
 
 
 class ToBfloat16(ToHalf):
@@ -91,8 +111,21 @@ class ToBfloat16(ToHalf):
 class ToFloat16(ToHalf):
     """fp16, which ends at 65504: what has been measured beyond that belongs into `keep`."""
 
-    def __init__(self, policy: Policy = HALF, keep: frozenset[str] = frozenset()) -> None:
-        super().__init__(FP16, policy, keep)
+    def __init__(
+        self, policy: Policy = HALF, keep: frozenset[str] = frozenset(), *, renamed: bool = False
+    ) -> None:
+        super().__init__(FP16, policy, keep, renamed=renamed)
+
+
+def _origin(name: str) -> str:
+    """The node that one of this name was made of by an `Editor`; the name itself where nothing was made."""
+    return _MADE.sub("", name)
+
+
+def _restored(node: ir.Node) -> list[ir.Node]:
+    """What gives a quantised layer its numbers back."""
+    producers = [value.producer() for value in node.inputs[:2] if value is not None]
+    return [each for each in producers if each is not None and each.op_type == "DequantizeLinear"]
 
 
 def _bound_masks(graph: ir.Graph, chosen: dict[ir.Node, None], dtype: ir.DataType) -> None:

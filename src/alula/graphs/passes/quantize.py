@@ -156,7 +156,7 @@ def step(span: Span, scheme: Scheme) -> tuple[np.float32, int]:
     if low == high:
         return np.float32(1.0), 0
     width = max(-low, high) / 127 if scheme.symmetric else (high - low) / 255
-    scale = _held(np.array(width, np.float32), scheme)[()]
+    scale = np.float32(_held(np.array(width, np.float32), scheme).item())
     return scale, 0 if scheme.symmetric else round(-low / float(scale))
 
 

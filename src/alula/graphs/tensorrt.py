@@ -1,0 +1,75 @@
+"""Which passes a graph needs for TensorRT, by precision and by what its parser reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, LiftConstantsToInitializersPass
+
+from alula.graphs.passes.attention import DecomposeAttention, head_size
+from alula.graphs.passes.choice import FUSED, HALF, Policy
+from alula.graphs.passes.count import CountByProduct
+from alula.graphs.passes.fold import FoldAffine
+from alula.graphs.passes.opset import LowerOpset
+from alula.graphs.passes.precision import ToBfloat16, ToFloat16
+from alula.graphs.passes.shape import NameAxes, SliceShape
+from alula.graphs.passes.weights import FloatWeights
+from alula.graphs.rewrite import Pass
+
+HEAD_SIZES = frozenset(range(16, 257, 8))
+"""Heads that TensorRT has a kernel for in half precision. RTX 1.7.1 compiled all from 9 to 256, and neither 8 nor 264;
+from 10.14 on TensorRT pads what is not a multiple of eight, which is not counted on here."""
+
+_ATTENTION_OPSET = 23
+_HALF_SCALES_OPSET = 19
+_OLDEST_OPSET = 17
+
+
+def tensorrt_passes(
+    precision: str, opset: int | None, policy: Policy | None, keep: frozenset[str]
+) -> tuple[Pass, ...]:
+    """In order: attention as the version takes it, the precision, then the words of the opset.
+
+    What int8 leaves is fp16, since TensorRT computes what a graph calls fp32 in fp32: attention and layers that are
+    kept. From opset 19 on so is what layers of eight bits give; before, Q and DQ take fp32 alone, and a cast between
+    them and a layer would keep TensorRT from computing that in eight bits, so it stays fp32 there.
+    """
+    newest = opset if opset is not None else _ATTENTION_OPSET
+    whole, halved = newest >= _ATTENTION_OPSET, precision != "fp32"
+    passes: list[Pass] = [
+        ClearMetadataAndDocStringPass(),
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        FoldAffine(),
+    ]
+    if not whole:
+        passes.append(DecomposeAttention())
+    elif halved:
+        passes.append(DecomposeAttention(lambda node: not _has_kernel(node) or _is_kept(node, keep)))
+    if precision == "bf16":
+        passes.append(ToBfloat16(policy or replace(FUSED, attention=whole), keep))
+    elif halved:
+        eight = precision.startswith("int8")
+        chosen = policy or replace(HALF, attention=whole, quantised=eight and newest >= _HALF_SCALES_OPSET)
+        passes.append(ToFloat16(chosen, keep, renamed=eight))
+    if opset is not None:
+        passes += _older(opset)
+    return (*passes, NameAxes())
+
+
+def _older(opset: int) -> list[Pass]:
+    """An opset asked for stands for a version that may not know more than this opset had when it was new."""
+    passes: list[Pass] = [CountByProduct()] if opset < _ATTENTION_OPSET else []
+    passes.append(LowerOpset(opset))
+    if opset == _OLDEST_OPSET:
+        passes += [FloatWeights(), SliceShape()]
+    return passes
+
+
+def _has_kernel(node: ir.Node) -> bool:
+    return head_size(node) in HEAD_SIZES
+
+
+def _is_kept(node: ir.Node, keep: frozenset[str]) -> bool:
+    """Whether a part of this attention, written out, is to stay fp32."""
+    return any(name.startswith(f"{node.name}/") for name in keep)
