@@ -267,6 +267,26 @@ def test_pixels_become_a_batch_of_the_size_that_the_engine_takes(tmp_path: Path)
         reader.collate([])
 
 
+def test_a_model_of_any_size_is_given_that_of_the_processor(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(BIT))
+    of_any = spec("height", "width")
+    reader = ImageCodec.open(tmp_path, of_any)
+    assert reader.encode(encoded(noise(90, 50))).shape == (3, 32, 28)
+    rows, sides = Range(1, 1, 4), {"height": Range(16, 32, 48), "width": Range(28, 28, 28)}
+    within = Profile({"batch": rows, **sides})
+    assert ImageCodec.open(tmp_path, of_any, profile=within).spec is of_any
+    for axis, built in (("height", Range(33, 64, 64)), ("width", Range(8, 16, 27))):
+        size = {"height": 32, "width": 28}[axis]
+        with pytest.raises(
+            InputError,
+            match=rf"gives images with a {axis} of {size}; tiny is built for {built.min} to {built.max}: build "
+            rf"with --{axis} MIN:OPT:MAX around {size}, or change the size in that file",
+        ):
+            ImageCodec.open(tmp_path, of_any, profile=Profile({"batch": rows, **sides, axis: built}))
+    with pytest.raises(InputError, match="gives images of 32 x 28; tiny takes height x 30"):
+        ImageCodec.open(tmp_path, spec("height", 30))
+
+
 def test_texts_are_read_without_pillow_and_images_say_what_to_install() -> None:
     program = (
         "import sys; sys.modules['PIL'] = None\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from alula.core.errors import EngineError, InputError, ShapeError
+from alula.core.errors import EngineError, InputError, RunError, ShapeError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import Array, TensorSpec
 from alula.core.words import POOLINGS
@@ -17,7 +17,7 @@ from alula.core.words import POOLINGS
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from alula.engines.torch import reference  # noqa: E402 - needs both
+from alula.engines.torch import TorchSession, reference  # noqa: E402 - needs both
 
 WIDTH = 8
 SHAPE = ("batch", "length")
@@ -283,3 +283,30 @@ def test_a_classifier_of_images_takes_pixels(tmp_path: Path, dtype: str) -> None
     assert np.abs(found - expected).max() <= (1e-6 if dtype == "fp32" else 0.05)
     with pytest.raises(ShapeError, match="pixel_values"):
         session.run({"pixel_values": given[:, :, :-1]})
+
+
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
+def test_positions_are_interpolated_where_images_are_of_any_size(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    made = getattr(transformers, f"{kind}Config")(image_size=32, patch_size=8, num_labels=3, **sizes)
+    model = getattr(transformers, f"{kind}ForImageClassification")(made).eval()
+    model.save_pretrained(tmp_path)
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", 3))
+
+    def session(*sides: int | str) -> TorchSession:
+        pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, *sides))
+        part = Part(name="encoder", inputs=(pixels,), outputs=(logits,))
+        images = dataclasses.replace(spec("image-classification"), parts=(part,), max_length=0, vocab_size=0)
+        return reference(tmp_path, images, threads=1)
+
+    given = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 40, 24)).astype(np.float32))
+    options = {"interpolate_pos_encoding": True} if kind == "ViT" else {}
+    with torch.no_grad():
+        expected = model(given, **options).logits.numpy()
+    for sides in (("height", "width"), ("height", 24)):
+        found = session(*sides).run({"pixel_values": given.numpy()})["logits"]
+        assert np.abs(found - expected).max() <= 1e-6
+    if kind == "ViT":
+        with pytest.raises(RunError, match=r"torch failed: Input image size .40\*24. doesn't match model"):
+            session(40, 24).run({"pixel_values": given.numpy()})

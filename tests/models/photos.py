@@ -11,7 +11,7 @@ from packaged import package
 from PIL import Image
 
 from alula.core.model import ModelSpec, Part
-from alula.core.tensor import TensorSpec
+from alula.core.tensor import Dim, TensorSpec
 
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 HALVES: dict[str, Any] = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -76,7 +76,7 @@ def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def spec(height: int, width: int, family: str = "resnet") -> ModelSpec:
+def spec(height: Dim, width: Dim, family: str = "resnet") -> ModelSpec:
     """A classifier of two labels."""
     pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, height, width))
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", 2))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,3 +122,40 @@ def test_a_row_alone_is_repeated_and_padded_as_far_as_the_profile_asks() -> None
 def test_a_profile_wider_than_any_memory_is_sampled_all_the_same() -> None:
     profile = Profile({"batch": Range(1, 1, 2**31 - 1), "length": Range(2, 8, 8)})
     assert max(len(sample.mask) for sample in draw(SPEC, profile)) == 512
+
+
+def images_of(*sides: int | str) -> ModelSpec:
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, *sides))
+    part = Part(name="encoder", inputs=(pixels,), outputs=SPEC.parts[0].outputs)
+    return replace(SPEC, task="image-classification", parts=(part,), max_length=0, vocab_size=0)
+
+
+def shapes_of(spec: ModelSpec, **axes: Range) -> list[tuple[int, ...]]:
+    profile = Profile(axes)
+    samples = draw(spec, profile)
+    for sample in samples:
+        admit(spec.parts[0].inputs, profile, sample.feeds)
+    shapes = [sample.feeds["pixel_values"].shape for sample in samples]
+    return [(rows, *sides) for rows, _, *sides in shapes]
+
+
+def test_images_of_any_size_are_drawn_small_large_tall_and_wide() -> None:
+    sides = {"height": Range(16, 32, 48), "width": Range(24, 32, 64)}
+    drawn = shapes_of(images_of("height", "width"), batch=Range(1, 2, 4), **sides)
+    assert drawn == [
+        (rows, *size) for size in ((16, 24), (32, 32), (48, 64), (48, 24), (16, 64)) for rows in (1, 3)
+    ]
+    assert shapes_of(images_of("height", 24), batch=Range(2, 2, 2), height=sides["height"]) == [
+        (2, 16, 24),
+        (2, 32, 24),
+        (2, 48, 24),
+    ]
+    assert shapes_of(images_of(16, 24), batch=Range(1, 2, 4)) == [(1, 16, 24), (3, 16, 24)]
+
+
+def test_large_images_are_drawn_by_ones() -> None:
+    side = Range(320, 640, 1280)
+    drawn = shapes_of(images_of("height", "width"), batch=Range(1, 8, 8), height=side, width=side)
+    assert [rows for rows, *size in drawn if size == [1280, 1280]] == [1]
+    assert [rows for rows, *size in drawn if size == [640, 640]] == [1, 2]
+    assert [rows for rows, *size in drawn if size == [320, 320]] == [1, 3]

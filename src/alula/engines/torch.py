@@ -94,7 +94,7 @@ class TorchSession:
         try:
             with torch.inference_mode():
                 answer = self._answer(self._model, given)
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             raise RunError(f"torch failed: {said(error)}") from error
         return {spec.name: answer[spec.name].float().numpy() for spec in self.outputs}
 
