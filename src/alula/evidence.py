@@ -247,15 +247,16 @@ def _repacked(
     pairs: Sequence[tuple[Sample, Feeds]], spec: ModelSpec, profile: Profile
 ) -> Iterator[tuple[Sample, Feeds]]:
     """Rows that fit the profile's length, each as one batch of its smallest size: the row, repeated."""
-    rows = profile.axes["batch"].min
     for sample, outputs in pairs:
         for row, size in enumerate(sample.mask.sum(axis=1)):
+            if size > profile.axes["length"].max:
+                continue
             one = alone(sample, row, spec, profile)
-            if size <= profile.axes["length"].max and profile.takes(one.sizes(spec)):
-                yield (
-                    one,
-                    {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in outputs.items()},
-                )
+            rows = len(one.mask)
+            yield (
+                one,
+                {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in outputs.items()},
+            )
 
 
 def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sample]:
@@ -267,10 +268,10 @@ def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Sampl
     rows = [codec.encode_pair(*t) if len(t) == 2 else codec.encode(t[0]) for t in texts_for(spec.task)]
     longest = profile.axes["length"].max
     rows = sorted((row for row in rows if len(row.ids) <= longest), key=lambda row: len(row.ids))
-    step = min(TEXT_BATCH, profile.axes["batch"].max)
+    step = min(TEXT_BATCH, profile.most("batch", {"length": max((len(row.ids) for row in rows), default=0)}))
     for start in range(0, len(rows) - step + 1, step):
         batch = rows[start : start + step]
-        length = max(profile.axes["length"].min, *(len(row.ids) for row in batch))
-        sample = Sample(name=f"texts {start}-{start + step - 1}", feeds=collate(batch, spec, length))
-        if profile.takes(sample.sizes(spec)):
-            yield sample
+        sizes = profile.padded({"batch": step, "length": len(batch[-1].ids)})
+        filled = [*batch, *batch[-1:] * (sizes["batch"] - step)]
+        name = f"texts {start}-{start + step - 1}"
+        yield Sample(name=name, feeds=collate(filled, spec, sizes["length"]))

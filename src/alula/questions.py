@@ -149,7 +149,12 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
     rows = Decoded(codec, data)
     # Lines of like width belong together; images of a fixed size are all alike.
     widths = [rows[at].shape[2] for at in range(len(rows))]
-    calls = _grouped(widths, min(BATCH, profile.axes["batch"].max), most=BATCH * max(widths))
+    dims = spec.part("encoder").inputs[0].shape[1:]
+    sizes = [
+        {dim: size for dim, size in zip(dims, rows[at].shape, strict=True) if isinstance(dim, str)}
+        for at in range(len(rows))
+    ]
+    calls = _grouped(widths, [profile.most("batch", each) for each in sizes], most=BATCH * max(widths))
     return Questions(
         spec=spec,
         data=data,
@@ -180,7 +185,8 @@ def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Qu
     served = within(spec, profile)
     codec = TextCodec.open(folder, served)
     rows = tuple(row for example in data.examples for row in _encoded(codec, example))
-    calls = _grouped([len(row.ids) for row in rows], min(BATCH, profile.axes["batch"].max), most=CELLS)
+    lengths = [len(row.ids) for row in rows]
+    calls = _grouped(lengths, [profile.most("batch", {"length": each}) for each in lengths], most=CELLS)
     return Questions(
         spec=spec,
         data=data,
@@ -304,12 +310,15 @@ def _encoded(codec: TextCodec, example: Example) -> Iterator[Row]:
         yield codec.encode_pair(first, second, only_second=task == "question-answering")
 
 
-def _grouped(sizes: Sequence[int], batch: int, most: int) -> tuple[Call, ...]:
-    """Every row once, short ones first, in calls of at most `batch` rows and `most` padded cells."""
+def _grouped(sizes: Sequence[int], beside: Sequence[int], most: int) -> tuple[Call, ...]:
+    """Every row once, short ones first, in calls of at most BATCH rows and `most` padded cells.
+
+    `beside` is how many rows an engine takes at once that are as long as each of these.
+    """
     calls: list[Call] = []
     group: list[int] = []
     for at in sorted(range(len(sizes)), key=sizes.__getitem__):
-        if group and (len(group) == batch or (len(group) + 1) * sizes[at] > most):
+        if group and (len(group) >= min(BATCH, beside[at]) or (len(group) + 1) * sizes[at] > most):
             calls.append(Call(rows=tuple(group)))
             group = []
         group.append(at)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,23 @@ def test_the_oldest_go_first(lengths: list[int], count: int) -> None:
     assert take(lengths, BatchPolicy(max_rows=4, max_cells=8)) == count
 
 
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [
+        ([64] * 9, 8),
+        ([65] * 9, 2),
+        ([65, 1, 1], 2),  # all are padded to the longest
+        ([1, 1, 1, 65], 3),  # a long row would leave room for two
+        ([512, 512], 1),
+        ([9_999, 1], 1),
+    ],
+)
+def test_of_long_rows_fewer_go_together_where_the_engine_takes_fewer(lengths: list[int], count: int) -> None:
+    steps = ((128, 2), (64, 8), (512, 1))
+    assert take(lengths, BatchPolicy(max_rows=8, steps=steps)) == count
+
+
 @pytest.mark.parametrize("name", ["max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"])
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is 0; expected at least 1"):
-        BatchPolicy(**{name: 0})
+        replace(BatchPolicy(), **{name: 0})

@@ -71,7 +71,7 @@ def run(
         engine = local_engine(opened)
         session = backend(engine.backend).open(engine)
     with closing(session):
-        step = profile.axes["batch"].max
+        step = profile.most("batch", {"length": max(len(row.ids) for row in rows)})
         batches = [rows[start : start + step] for start in range(0, len(rows), step)]
         outputs = [
             one

@@ -84,8 +84,9 @@ class ImageCodec:
         """Images as one batch; an engine with a smallest batch gets the last one again."""
         if not images:
             raise InputError("no images to make a batch of; expected at least one")
-        least = profile.axes["batch"].min if profile else 1
-        again = [images[-1]] * (least - len(images))
+        sizes = {**self._sizes, "batch": len(images)}
+        rows = profile.padded(sizes, keep=self._sizes)["batch"] if profile else len(images)
+        again = [images[-1]] * (rows - len(images))
         return {self._input.name: np.stack([*images, *again])}
 
     def _resized(self, picture: Image, called: str) -> Image:

@@ -72,14 +72,16 @@ class RecognitionCodec:
         if not lines:
             raise InputError("no lines to make a batch of; expected at least one")
         longest = max(line.shape[2] for line in lines)
-        least, narrowest, most = 1, 1, self.widest
-        if profile:
-            width = profile.axes["width"]
-            least, narrowest, most = profile.axes["batch"].min, width.min, width.max
+        most = profile.axes["width"].max if profile else self.widest
         if longest > most:
             raise InputError(f"a line is {longest} pixels wide; expected at most {most}")
-        columns = max(narrowest, min(most, -(-longest // STEP) * STEP))
-        again = [lines[-1]] * (least - len(lines))
+        columns, rows = min(most, -(-longest // STEP) * STEP), len(lines)
+        if profile:
+            if profile.most("batch", {"width": columns}) < rows:
+                columns = longest  # one of several profiles may end between two steps
+            sizes = profile.padded({"batch": rows, "width": columns})
+            columns, rows = sizes["width"], sizes["batch"]
+        again = [lines[-1]] * (rows - len(lines))
         batch = np.zeros((len(lines) + len(again), 3, self._height, columns), dtype=np.float32)
         for row, line in enumerate([*lines, *again]):
             batch[row, :, :, : line.shape[2]] = line

@@ -77,12 +77,13 @@ def fit(rows: Sequence[Row], spec: ModelSpec, profile: Profile) -> Feeds:
 
     An engine with a smallest batch gets the last row again; `row_outputs` leaves out what it says about those.
     """
-    length, batch = profile.axes["length"], profile.axes["batch"]
     longest = max((len(row.ids) for row in rows), default=0)
-    most = min(length.max, spec.max_length)
-    width = max(length.min, min(most, -(-longest // STEP) * STEP))
-    again = [row for row in rows[-1:] for _ in range(batch.min - len(rows))]
-    return collate([*rows, *again], spec, width)
+    length = min(profile.axes["length"].max, spec.max_length, -(-longest // STEP) * STEP)
+    if profile.most("batch", {"length": length}) < len(rows):
+        length = longest  # one of several profiles may end between two steps
+    sizes = profile.padded({"batch": len(rows), "length": length})
+    again = [row for row in rows[-1:] for _ in range(sizes["batch"] - len(rows))]
+    return collate([*rows, *again], spec, sizes["length"])
 
 
 def _known(made: Feeds, name: str) -> Array:

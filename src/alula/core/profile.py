@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log, prod
 
@@ -66,12 +66,16 @@ class Profile:
             built_for = "; ".join(str(part) for part in self.tuned)
             raise ShapeError(f"{given}: in none of the profiles that the engine was built for: {built_for}")
 
-    def padded(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The least sizes that are taken and none of which is below these; `check` refuses where there are none."""
+    def padded(self, sizes: Mapping[str, int], keep: Collection[str] = ()) -> dict[str, int]:
+        """The least sizes that are taken and none of which is below these, axes to `keep` as they are.
+
+        Where there are none, these are refused as `check` refuses them.
+        """
         fitting = [
             {axis: max(size, part.axes[axis].min) for axis, size in sizes.items()}
             for part in self.parts
             if all(size <= part.axes[axis].max for axis, size in sizes.items())
+            and all(sizes[axis] >= part.axes[axis].min for axis in keep)
         ]
         if not fitting:
             self.check(sizes)

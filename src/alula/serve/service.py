@@ -86,6 +86,7 @@ def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPol
         max_cells=max(options.max_batch_tokens, spec.max_length),
         max_waiting_rows=max(options.max_waiting_rows, options.max_client_batch),
         max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * spec.max_length),
+        steps=tuple((part.axes["length"].max, part.axes["batch"].max) for part in profile.tuned),
     )
 
 

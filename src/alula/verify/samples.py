@@ -7,7 +7,7 @@ length and content, padding stands on either side, and the smallest, the longest
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
@@ -59,22 +59,23 @@ class Sample:
 
 
 def draw(spec: ModelSpec, profile: Profile, seed: int = 0) -> tuple[Sample, ...]:
-    """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest."""
+    """Samples within a profile and a vocabulary: smallest, longest, ragged (both sides padded) and widest.
+
+    Of an engine with several profiles so many in each of them, since each has kernels of its own.
+    """
     rng = np.random.default_rng(seed)
     if spec.task == TENSORS:
         drawn = draw_arrays(rng, spec, profile)
         return tuple(Sample(name=name, feeds=feeds, drawn=True, tokens=False) for name, feeds in drawn)
-    if not spec.reads_text:
-        return tuple(_drawn_images(rng, spec, profile))
-    batch, length = profile.axes["batch"], profile.axes["length"]
-    inputs = spec.parts[0].inputs
-    samples = []
-    for name, rows, columns, left in _shapes(batch, length):
-        mask = _ragged(rng, rows, columns, left=left)
-        ids = _ids(rng, spec, mask)
-        feeds = {i.name: _fill(i, ids, mask, rng) for i in inputs}
-        samples.append(Sample(name=name, feeds=feeds, drawn=True))
-    return tuple(samples)
+    drawn_of = _drawn_texts if spec.reads_text else _drawn_images
+    samples = [list(drawn_of(rng, spec, part)) for part in profile.parts]
+    if len(samples) == 1:
+        return tuple(samples[0])
+    return tuple(
+        replace(sample, name=f"profile {at}, {sample.name}")
+        for at, of_part in enumerate(samples, start=1)
+        for sample in of_part
+    )
 
 
 def alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile, padding: int = 0) -> Sample:
@@ -83,16 +84,16 @@ def alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile, padding: 
     Where the profile starts above one row or above its length, the row is repeated or padded as far as needed.
     """
     if not spec.reads_text:
-        return _image_alone(sample, row, profile)
+        return _image_alone(sample, row, spec, profile)
     size = int(sample.mask[row].sum())
-    columns = max(size + padding, profile.axes["length"].min)
+    sizes = profile.padded({"batch": 1, "length": size + padding})
     feeds = {}
     for tensor in spec.parts[0].inputs:
         tokens = sample.feeds[tensor.name][row, :size]
         filler = spec.pad_id if tensor.name == "input_ids" else 0
-        padded = np.full(columns, filler, dtype=tokens.dtype)
+        padded = np.full(sizes["length"], filler, dtype=tokens.dtype)
         padded[:size] = tokens
-        feeds[tensor.name] = np.tile(padded, (profile.axes["batch"].min, 1))
+        feeds[tensor.name] = np.tile(padded, (sizes["batch"], 1))
     return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds)
 
 
@@ -112,6 +113,14 @@ def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]
     # A profile may allow more rows than anybody can hold; this many short ones are wide enough.
     rows = _within(batch, CELLS // max(length.min, 2))
     yield "widest", rows, _within(length, CELLS // rows), False
+
+
+def _drawn_texts(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> Iterator[Sample]:
+    for name, rows, columns, left in _shapes(profile.axes["batch"], profile.axes["length"]):
+        mask = _ragged(rng, rows, columns, left=left)
+        ids = _ids(rng, spec, mask)
+        feeds = {tensor.name: _fill(tensor, ids, mask, rng) for tensor in spec.parts[0].inputs}
+        yield Sample(name=name, feeds=feeds, drawn=True)
 
 
 def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> Iterator[Sample]:
@@ -144,8 +153,9 @@ def _image_sizes(axes: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, int
             yield f"largest {axis}", {**smallest, axis: sizes.max}
 
 
-def _image_alone(sample: Sample, row: int, profile: Profile) -> Sample:
-    rows = profile.axes["batch"].min
+def _image_alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile) -> Sample:
+    sizes = {**sample.sizes(spec), "batch": 1}
+    rows = profile.padded(sizes, keep=sizes.keys() - {"batch"})["batch"]
     feeds = {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in sample.feeds.items()}
     return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds, tokens=sample.tokens)
 
