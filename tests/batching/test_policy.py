@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,5 +58,6 @@ def test_of_long_rows_fewer_go_together_where_the_engine_takes_fewer(lengths: li
 
 @pytest.mark.parametrize("name", ["max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"])
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
     with pytest.raises(InputError, match=f"{name} is 0; expected at least 1"):
-        replace(BatchPolicy(), **{name: 0})
+        BatchPolicy(**nothing)
