@@ -20,6 +20,7 @@ ROOMS = (
     "batching",
     "data",
     "calibration",
+    "fusion",
 )
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -28,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "running": {"core", "graphs", "engines"},
     "evidence": {"core", "questions", "running", *ROOMS},
     "local": {"core", "engines", "bundles", "verify"},
+    "layers": {"core", "local", "bench", "bundles", "engines", "fusion"},
     "calibrate": {"core", "running", *ROOMS},
     "rungs": {"core", "calibrate", "evidence", *ROOMS},
     "mixed": {"core", "calibrate", "questions", "running", *ROOMS},
@@ -37,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "footprint": {"core", "local", "bench", "bundles", "engines"},
     "prove": {"core", "evidence", "footprint", "local", "questions", *ROOMS},
     "serve": {"core", "local", "engines", "bundles", "codecs", "batching"},
-    "cli": {"core", "build", "planning", "local", "prove", "serve", *ROOMS},
+    "cli": {"core", "build", "layers", "planning", "local", "prove", "serve", *ROOMS},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -73,6 +73,7 @@ def test_equal_attributes_have_equal_digests(tmp_path: Path) -> None:
     cast, twin, other, gelu, *_ = read_nodes(tmp_path / "graph.onnx").nodes
     assert cast.attributes == twin.attributes != other.attributes
     assert gelu.attributes == ""
+    assert [node.casts_to for node in (cast, other, gelu)] == ["float16", "int32", ""]
 
 
 @pytest.mark.parametrize(

@@ -61,22 +61,22 @@ def bench(
     return 0
 
 
-def check_figure(path: Path) -> None:
+def check_figure(path: Path, option: str = "--figure") -> None:
     """Refuse, before minutes of measuring, a file that cannot be written."""
     if path.is_dir():
-        raise InputError(f"--figure {path}: is a folder, expected a file to write")
+        raise InputError(f"{option} {path}: is a folder, expected a file to write")
     if not path.parent.is_dir():
-        raise InputError(f"--figure {path}: there is no folder {path.parent}; make it first")
+        raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"--figure {path}: may not be written")
+        raise InputError(f"{option} {path}: may not be written")
 
 
-def parse_shapes(text: str) -> tuple[tuple[int, ...], ...]:
+def parse_shapes(text: str, option: str = "--shapes") -> tuple[tuple[int, ...], ...]:
     """`1x128,8x128` as sizes of the model's axes, rows first; which axes there are is the model's to say."""
     shapes = []
     for item in text.split(","):
         sizes = item.strip().split("x")
         if not (item.isascii() and all(size.isdigit() for size in sizes)):
-            raise InputError(f"--shapes {item!r}: expected ROWSxTOKENS, such as 1x128")
-        shapes.append(tuple(parse_size(f"--shapes {item!r}", size) for size in sizes))
+            raise InputError(f"{option} {item!r}: expected ROWSxTOKENS, such as 1x128")
+        shapes.append(tuple(parse_size(f"{option} {item!r}", size) for size in sizes))
     return tuple(shapes)

@@ -14,7 +14,7 @@ from alula.core.tensor import Dim
 _MODEL_GRAPH = 7
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 1, 5, 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OP, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 3, 4, 5, 7
-_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 1, 3, 6, 11
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME = 1, 2, 8
 _DTYPES = {
     **dict(enumerate(("float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool"), 1)),
@@ -28,7 +28,10 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One node; one without a name goes by its first output. `attributes` is a digest, equal for equal ones."""
+    """One node; one without a name goes by its first output.
+
+    `attributes` is a digest, equal for equal ones; `casts_to` is the element type that a Cast gives.
+    """
 
     name: str
     op: str
@@ -36,6 +39,7 @@ class Node:
     outputs: tuple[str, ...]
     domain: str = ""
     attributes: str = ""
+    casts_to: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,7 @@ def _node(content: memoryview, constants: set[str]) -> list[Node]:
     lists: dict[int, list[str]] = {_NODE_INPUT: [], _NODE_OUTPUT: []}
     texts = {_NODE_NAME: "", _NODE_OP: "", _NODE_DOMAIN: ""}
     attributes: list[bytes] = []
+    casts_to = ""
     inner: list[Node] = []
     for number, value in _fields(content):
         if number in lists:
@@ -117,6 +122,7 @@ def _node(content: memoryview, constants: set[str]) -> list[Node]:
             texts[number] = _text(value)
         elif number == _NODE_ATTRIBUTE:
             attributes.append(bytes(_bytes(value)))
+            casts_to = _cast_type(_bytes(value)) or casts_to
             for inside, graph in _fields(_bytes(value)):
                 if inside in {_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS}:
                     nested = _graph(_bytes(graph))
@@ -130,8 +136,17 @@ def _node(content: memoryview, constants: set[str]) -> list[Node]:
         outputs=outputs,
         domain=texts[_NODE_DOMAIN],
         attributes=hashlib.sha256(b"".join(sorted(attributes))).hexdigest()[:16] if attributes else "",
+        casts_to=casts_to if texts[_NODE_OP] == "Cast" else "",
     )
     return [node, *inner]
+
+
+def _cast_type(attribute: memoryview) -> str:
+    fields = dict(_fields(attribute))
+    if _text(fields.get(_ATTRIBUTE_NAME, memoryview(b""))) != "to":
+        return ""
+    number = fields.get(_ATTRIBUTE_INT)
+    return _DTYPES.get(number, "") if isinstance(number, int) else ""
 
 
 def _initializer(content: memoryview) -> tuple[str, ValueType]:

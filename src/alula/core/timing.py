@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from alula.core.engine import Engine
@@ -13,12 +14,13 @@ from alula.core.tensor import Feeds
 class LayerTimes:
     """Mean milliseconds of one call: layer by layer in the order they run, and from end to end in the same calls.
 
-    Layers of one name are told apart by their order.
+    Layers of one name are told apart by their order. `kernels` are what ran for a layer, where the runtime says so.
     """
 
     layers: tuple[tuple[str, float], ...]
     call_ms: float
     runs: int
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable

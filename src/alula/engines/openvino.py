@@ -76,12 +76,13 @@ class OpenVino:
                 session.run(feeds)
             call_ms = (perf_counter() - start) * 1e3 / runs
             means = session.counted()
+            kernels = session.kernels()
         # What it reports is the mean since the session began, the slow first call in it.
         layers = tuple(
             (name, max(0.0, mean * (runs + 1) - first.get(name, 0)) / runs / 1e3)
             for name, mean in means.items()
         )
-        return LayerTimes(layers=layers, call_ms=call_ms, runs=runs)
+        return LayerTimes(layers=layers, call_ms=call_ms, runs=runs, kernels=kernels)
 
     def _open(self, engine: Engine, chosen: Mapping[str, object]) -> OpenVinoSession:
         folder.check(engine, self.target)
@@ -124,11 +125,17 @@ class OpenVinoSession:
 
     def counted(self) -> dict[str, int]:
         """Microseconds of each layer that ran, the mean over all calls so far, where the counters are on."""
+        return {info.node_name: info.real_time // timedelta(microseconds=1) for info in self._ran()}
+
+    def kernels(self) -> dict[str, str]:
+        """What ran for each layer, where the counters are on."""
+        return {info.node_name: info.exec_type for info in self._ran()}
+
+    def _ran(self) -> list[ov.ProfilingInfo]:
         if self._request is None:
             raise RunError("session is closed")
         ran = ov.ProfilingInfo.Status.EXECUTED
-        infos = [info for info in self._request.get_profiling_info() if info.status == ran]
-        return {info.node_name: info.real_time // timedelta(microseconds=1) for info in infos}
+        return [info for info in self._request.get_profiling_info() if info.status == ran]
 
     def close(self) -> None:
         """Release model and memory."""

@@ -1,0 +1,241 @@
+"""Which layer does which node: by the runtime's names where it has them, by what is read and given where not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from alula.core.nodes import Node, Nodes
+from alula.fusion.removed import why_removed
+from alula.fusion.values import Layer, Removed
+
+_NUMBER = re.compile(r"_\d+$")
+_PUT_BETWEEN = {"reformat", "cast", "view"}
+_NO_WORK = {*_PUT_BETWEEN, "upkeep"}
+
+Ground = str | int
+"""Where a value comes from: an input of the graph by its name, or the layer that gives it by its place."""
+
+
+def place(layers: Sequence[Layer], graph: Nodes) -> tuple[tuple[Layer, ...], tuple[Removed, ...]]:
+    """The layers with their nodes, and the nodes that no layer does."""
+    placing = Placing(layers, graph)
+    placing.by_name()
+    placing.by_value()
+    placing.regions()
+    placing.by_flow()
+    placing.parts()
+    placed = tuple(
+        replace(layer, nodes=tuple(graph.nodes[node].name for node in sorted(placing.done[at])))
+        for at, layer in enumerate(layers)
+    )
+    return placed, placing.removed()
+
+
+class Placing:
+    """The search: `done` holds the nodes of each layer, `where` the layers of each node, all by their places."""
+
+    def __init__(self, layers: Sequence[Layer], graph: Nodes) -> None:
+        self.layers, self.graph = layers, graph
+        self.done: list[set[int]] = [set() for _ in layers]
+        self.where: dict[int, set[int]] = {}
+        self._producer: dict[str, int] = {}
+        self._readers: dict[int, set[int]] = {}
+        for at, node in enumerate(graph.nodes):
+            self._producer.update({value: at for value in node.outputs if value})
+        for at in range(len(graph.nodes)):
+            for source in self._sources(at):
+                self._readers.setdefault(source, set()).add(at)
+        self._equals = _equals(graph)
+        self._giver = {value.name: at for at, layer in enumerate(layers) for value in layer.outputs}
+        self._takers: dict[int, set[int]] = {}
+        for at in range(len(layers)):
+            for giver in self._givers(at):
+                self._takers.setdefault(giver, set()).add(at)
+
+    def by_name(self) -> None:
+        """Nodes whose name, or whose output's name, the runtime gives for a layer."""
+        names: dict[str, list[int]] = {}
+        for at, node in enumerate(self.graph.nodes):
+            for alias in {node.name, *node.outputs, *(f"node_of_{value}" for value in node.outputs)} - {""}:
+                names.setdefault(alias, []).append(at)
+        for at, layer in enumerate(self.layers):
+            for name in layer.named:
+                # What a runtime does in several places it numbers: "mask/Mul_1".
+                found = names.get(name) or names.get(_NUMBER.sub("", name), [])
+                self._assign(found, [at])
+
+    def by_value(self) -> None:
+        """Nodes that give what a layer gives; data that a runtime lays out anew keeps its name."""
+        for at, layer in enumerate(self.layers):
+            for value in layer.outputs:
+                node = self._producer.get(value.name)
+                if node is None or node in self.where:
+                    continue
+                is_cast = self.graph.nodes[node].op == "Cast" and layer.role == "cast"
+                if is_cast or layer.role not in _PUT_BETWEEN:
+                    self._assign([node], [at])
+
+    def regions(self) -> None:
+        """All nodes between what a region reads and what it gives, or between its first and its last one."""
+        for at, layer in enumerate(self.layers):
+            if not layer.opaque:
+                continue
+            read = {value.name for value in layer.inputs}
+            ends = {self._producer[value.name] for value in layer.outputs if value.name in self._producer}
+            inside: set[int] = set()
+            waiting = [*ends, *self.done[at]]
+            while waiting:
+                node = waiting.pop()
+                if node not in inside and self.where.get(node, {at}) == {at}:
+                    inside.add(node)
+                    waiting += self._sources(node, without=read)
+            if not ends and self.done[at]:
+                inside |= set(range(min(self.done[at]), max(self.done[at]) + 1)) - set(self.where)
+            self._assign(inside, [at])
+
+    def by_flow(self) -> None:
+        """Nodes without a layer, from the last to the first, go to layers behind them that read what they read."""
+        for at in range(len(self.graph.nodes) - 1, -1, -1):
+            if not self._home(at) and (grounds := self._grounds(at)):
+                self._assign([at], self._doing(at, grounds))
+
+    def parts(self) -> None:
+        """Layers that work and have no node do a part of a node behind them that reads what they read."""
+        for at in range(len(self.layers) - 1, -1, -1):
+            if self.done[at] or self.layers[at].role in _NO_WORK:
+                continue
+            read = self._reads(at)
+            for node in {node for other in self._behind(at) for node in self.done[other]}:
+                if self._grounds(node) & read:
+                    self._assign([node], [at])
+
+    def removed(self) -> tuple[Removed, ...]:
+        """The nodes without a layer, each with a reason."""
+        gone = {at for at in range(len(self.graph.nodes)) if at not in self.where}
+        return tuple(self._removed(at, gone) for at in sorted(gone))
+
+    def _removed(self, at: int, gone: set[int]) -> Removed:
+        node = self.graph.nodes[at]
+        readers = self._readers.get(at, set())
+        why = why_removed(
+            node,
+            constant=not self._grounds(at),
+            same_as=self._twin(at),
+            unread=bool(readers) and readers <= gone,
+        )
+        return Removed(node=node.name, op=node.op, why=why)
+
+    def _assign(self, nodes: Iterable[int], layers: Iterable[int]) -> None:
+        for layer in layers:
+            for node in nodes:
+                self.done[layer].add(node)
+                self.where.setdefault(node, set()).add(layer)
+
+    def _sources(self, node: int, without: Iterable[str] = ()) -> Iterator[int]:
+        """The nodes whose outputs a node reads."""
+        for value in self.graph.nodes[node].inputs:
+            if value in self._producer and value not in without:
+                yield self._producer[value]
+
+    def _home(self, node: int) -> set[int]:
+        """The layers of a node, or of one that computes the same."""
+        if node in self.where:
+            return self.where[node]
+        return {layer for equal in self._equals[node] for layer in self.where.get(equal, ())}
+
+    def _twin(self, node: int) -> Node | None:
+        equal = next((other for other in self._equals[node] if other in self.where), None)
+        return None if equal is None else self.graph.nodes[equal]
+
+    def _grounds(self, node: int) -> set[Ground]:
+        """Where the inputs of a node come from; nothing for one that is constant."""
+        found: set[Ground] = set()
+        waiting, seen = [node], {node}
+        while waiting:
+            for value in self.graph.nodes[waiting.pop()].inputs:
+                source = self._producer.get(value)
+                if source is None:
+                    found |= {value} - {"", *self.graph.constants}
+                elif home := self._home(source):
+                    found |= home
+                elif source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        return found
+
+    def _doing(self, node: int, grounds: set[Ground]) -> set[int]:
+        """The layers that do a node: those of its readers, or nameless ones right before, if they read what it reads.
+
+        A layer that does what is before and behind does what is between; one whose inputs nobody tells is believed.
+        """
+        found: set[int] = set()
+        for layer in {layer for reader in self._readers.get(node, ()) for layer in self._home(reader)}:
+            nameless = {other for other in self._nameless_before(layer) if self._reads(other) & grounds}
+            if nameless:
+                found |= nameless
+            elif layer in grounds or self._reads(layer) & grounds or not self.layers[layer].inputs:
+                found.add(layer)
+        return found
+
+    def _reads(self, layer: int) -> set[Ground]:
+        """Where the inputs of a layer come from, through layers without nodes and those that only change a shape."""
+        found: set[Ground] = set()
+        waiting, seen = [layer], {layer}
+        while waiting:
+            for value in self.layers[waiting.pop()].inputs:
+                giver = self._giver.get(value.name)
+                if giver is None:
+                    found.add(value.name)
+                    continue
+                if self.done[giver]:
+                    found.add(giver)
+                if giver not in seen and (not self.done[giver] or self.layers[giver].role == "view"):
+                    seen.add(giver)
+                    waiting.append(giver)
+        return found
+
+    def _givers(self, layer: int) -> Iterator[int]:
+        for value in self.layers[layer].inputs:
+            if value.name in self._giver:
+                yield self._giver[value.name]
+
+    def _nameless_before(self, layer: int) -> set[int]:
+        """Layers that work and have no nodes, upstream of this one with none that has nodes between."""
+        found: set[int] = set()
+        waiting = [layer]
+        while waiting:
+            for giver in self._givers(waiting.pop()):
+                if giver not in found and not self.done[giver]:
+                    found.add(giver)
+                    waiting.append(giver)
+        return {other for other in found if self.layers[other].role not in _PUT_BETWEEN}
+
+    def _behind(self, layer: int) -> set[int]:
+        """The layers with nodes that read what this one gives, through layers without."""
+        found, seen = set(), {layer}
+        waiting = [layer]
+        while waiting:
+            for taker in self._takers.get(waiting.pop(), set()) - seen:
+                seen.add(taker)
+                if self.done[taker]:
+                    found.add(taker)
+                else:
+                    waiting.append(taker)
+        return found
+
+
+def _equals(graph: Nodes) -> list[tuple[int, ...]]:
+    """For each node the others that compute the same from the same."""
+    first: dict[object, int] = {}
+    stands_for: list[int] = []
+    known: dict[str, tuple[int, int]] = {}
+    for at, node in enumerate(graph.nodes):
+        inputs = tuple(known.get(value, value) for value in node.inputs)
+        stands_for.append(first.setdefault((node.op, node.domain, inputs, node.attributes), at))
+        known.update({value: (stands_for[at], port) for port, value in enumerate(node.outputs) if value})
+    groups: dict[int, list[int]] = {}
+    for at, one in enumerate(stands_for):
+        groups.setdefault(one, []).append(at)
+    return [tuple(other for other in groups[one] if other != at) for at, one in enumerate(stands_for)]

@@ -1,0 +1,32 @@
+"""Why a node of the graph is done by no layer."""
+
+from __future__ import annotations
+
+from alula.core.nodes import Node
+
+_NOTHING = {"Identity", "Dropout"}
+_SHAPES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"}
+_SCALES = {"QuantizeLinear", "DequantizeLinear"}
+
+NOTHING = "does nothing when a model answers"
+CONSTANT = "has constant inputs, and was computed when the engine was built"
+UNREAD = "is read by nodes that were removed, and by nothing else"
+CAST = "a cast that is not needed"
+SHAPE = "a change of shape that costs nothing here"
+SCALE = "its scale went into the layers around it"
+UNKNOWN = "the runtime does not say where it went"
+
+
+def why_removed(node: Node, *, constant: bool, same_as: Node | None, unread: bool) -> str:
+    """The first reason that holds; what a runtime does not tell is derived from the graph."""
+    reasons = (
+        (node.op in _NOTHING, NOTHING),
+        (constant and node.op not in _SCALES, CONSTANT),
+        (same_as is not None, f"the same as {same_as.name}" if same_as else ""),
+        (unread, UNREAD),
+        (node.op in _SCALES, SCALE),
+        (node.op in _SHAPES, SHAPE),
+        (node.op == "Cast", CAST),
+        (True, UNKNOWN),
+    )
+    return next(reason for holds, reason in reasons if holds)
