@@ -208,3 +208,17 @@ def test_a_lower_opset_alone_is_not_enough_for_it(
     assert refusals(eight)[0] == "opset 23"
     lowered = rewrite(eight, [LowerOpset(17)])
     assert reasons <= {each.partition(": ")[2] for each in refusals(lowered)}
+
+
+def test_each_attention_of_a_trained_encoder_has_a_kernel_in_fp16(
+    minilm_folder: Path, tmp_path: Path
+) -> None:
+    """None may be taken apart, so an engine there is one with six kernels for attention."""
+    checkpoint = open_checkpoint(str(minilm_folder))
+    model = write(checkpoint, describe(checkpoint), "encoder")
+    graph = rewrite(model, passes_for("tensorrt-rtx", "fp16"))
+    saved = save(graph, tmp_path / "minilm.onnx", "fp16")
+    given = compiled(saved.path, shapes(graph))
+    assert given.attentions == 6
+    # 22.7 million weights.
+    assert 44e6 < len(given.engine) < 55e6

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import openvino
 import pytest
 from numpy.typing import NDArray
+from onnx_ir.passes import PassResult
 
 from alula.core.errors import CompileError, InputError
 from alula.graphs import (
@@ -446,3 +447,38 @@ def test_what_exporters_say_about_nodes_is_gone(encoder: ir.Model) -> None:
     encoder.graph[0].metadata_props["pkg.torch.stack_trace"] = "File\nline 1"
     graph = tensorrt(encoder, "fp32")
     assert all(not node.metadata_props for node in graph.graph)
+
+
+def idle(one: type[Any]) -> Any:
+    """The fault: a pass that finds nothing to do."""
+
+    class Idle(one):  # type: ignore[misc] # a class that is only known here
+        def call(self, model: ir.Model) -> Any:
+            return PassResult(model, modified=False)
+
+    return Idle()
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (CountByProduct, "n4: still there"),
+        (FloatWeights, "n7/weight: still restores a constant"),
+        (NameAxes, "n6: Slice without axes"),
+    ],
+)
+def test_a_pass_that_does_nothing_is_found_out(one: type[Any], message: str, grow: Grow) -> None:
+    def build(b: Any, x: ir.Value) -> Any:
+        kept = b.op("Cast", b.op("Greater", x, b.weight("zero", np.float32(0))), to=int(FP32))
+        axis = b.weight("axis", np.array(-1, np.int64))
+        counted = b.op("Add", x, b.op("Cast", kept, to=int(FP32)))
+        total = b.op("CumSum", kept, axis)
+        return b.op(
+            "MatMul",
+            b.op("Slice", b.op("Add", counted, total), b.ints(0, 0), b.ints(1, 8)),
+            b.weight("w", np.eye(8, dtype=np.float32)),
+        )
+
+    model = quantize(grow(build, ("batch", 8), ("one", 8)), {"n7/input": (0.0, 1.0)}, scheme=SCHEME)
+    with pytest.raises(CompileError, match=f"Idle did not do what it promises: {message}"):
+        rewrite(model, [idle(one)])
