@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import served
 import tiny
 
 from alula import build as build_module
-from alula import local
+from alula import local, prove
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.cli import main
@@ -105,6 +106,57 @@ def test_without_the_gpus_library_it_is_refused_and_not_run_on_the_cpu(
     monkeypatch.setattr(library, "_findable", lambda name: False)
     with pytest.raises(MissingExtraError, match=r"needs: pip install 'alula\[tensorrt-rtx\]'$"):
         local_engine(Bundle.open(compiled))
+
+
+@pytest.fixture
+def elsewhere(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+    """A bundle that was compiled as if on a machine where it cannot run; here it can."""
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
+
+    def made(**more: Any) -> Bundle:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+            request = BuildRequest(
+                model=str(model), to=tmp_path / "b", target="onnxruntime", reference="pytorch", **more
+            )
+            return build(request, Silent()).bundle
+
+    return made
+
+
+def test_where_it_runs_verify_judges_it_without_checkpoint_and_torch(
+    elsewhere: Callable[..., Bundle], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = elsewhere(precision="fp32")
+    assert not bundle.verified
+    monkeypatch.setattr(prove, "checkpoint_of", lambda bundle, model: None)
+    proved = verify_bundle(bundle, VerifyRequest(), Silent())
+    assert proved.verified
+    assert {check.metric: check.reference for check in proved.checks} == {
+        "cosine": "pytorch",
+        "max_error": "pytorch",
+        "batch_equals_single_cosine": "own-graph",
+        "batch_equals_single": "own-graph",
+        "padding_changes_nothing_cosine": "own-graph",
+        "padding_changes_nothing": "own-graph",
+    }
+
+
+def test_what_was_promised_on_rows_is_judged_on_them_before_it_counts(
+    elsewhere: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text("\n".join(f"the {word} sat" for word in tiny.WORDS))
+    bundle = elsewhere(precision="int8", data=rows)
+    assert bundle.manifest.promise["data"]["rows"] == len(tiny.WORDS)
+    with pytest.raises(
+        InputError, match=r"was compiled and not run, so what it loses .* with --data rows\.txt"
+    ):
+        verify_bundle(bundle, VerifyRequest(), Silent())
+    proved = verify_bundle(bundle, VerifyRequest(data=rows), Silent())
+    assert proved.verified
+    assert any(check.rows for check in proved.checks)
+    assert verify_bundle(proved, VerifyRequest(), Silent()).verified
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,10 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
 
     Where the outputs that the build stored came from a stronger reference, they are compared with as well, and what
     was found on the user's rows is kept until they are given again, so that evidence never gets weaker. Without the
-    checkpoint the stored outputs are all there is.
+    checkpoint the stored outputs are all there is, and for an engine that never ran before, that rows in a batch are
+    what they are alone.
     """
+    _refuse_unjudged(bundle, request)
     spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
     promise = _promise(bundle, request)
@@ -72,12 +74,23 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
         if not evidence or REFERENCES.index(stored) < REFERENCES.index(evidence[0].reference):
             with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
                 checks += self_check(bundle, session)
-        if evidence:
-            with progress.phase(f"compare {precision} with {', '.join(item.reference for item in evidence)}"):
+        if evidence or not bundle.checks:
+            against = ", ".join(item.reference for item in evidence) or "itself"
+            with progress.phase(f"compare {precision} with {against}"):
                 checks += judge_all(
                     evidence, session, spec, profile, precision, promised=bool(bundle.manifest.promise)
                 )
     return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
+
+
+def _refuse_unjudged(bundle: Bundle, request: VerifyRequest) -> None:
+    """Refuse to call a promise kept that nobody has looked at: the engine did not run where it was compiled."""
+    if bundle.manifest.promise and request.data is None and not any(check.rows for check in bundle.checks):
+        rows = bundle.manifest.promise["data"]["file"]
+        raise InputError(
+            f"{bundle.root}: was compiled and not run, so what it loses on your rows is still to be judged; "
+            f"give them with --data {rows}, and the checkpoint with --model where it is not at hand"
+        )
 
 
 def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
