@@ -88,6 +88,30 @@ def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
     assert "not verified" in capsys.readouterr().err.lower()
 
 
+def test_inspect_shows_every_profile_and_what_it_was_compiled_with(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+    options = (
+        "--target tensorrt-rtx --precision fp16 --reference own-graph --profile small=batch=1:1:1,length=2:8:16 "
+        "--profile batch=4:8:8,length=8:16:16 --workspace 1GiB --level 2 --time-limit 5m"
+    )
+    monkeypatch.setattr(
+        sys, "argv", ["alula", "build", str(model), "-o", str(tmp_path / "b"), *options.split()]
+    )
+    assert main() == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["alula", "inspect", str(tmp_path / "b")])
+    assert main() == 0
+    shown = {line[:14].strip(): line[14:].strip() for line in capsys.readouterr().out.splitlines()}
+    assert shown["profile 1"] == "batch 1:1:1, length 2:8:16"
+    assert shown["profile 2"] == "batch 4:8:8, length 8:16:16"
+    assert shown["compiled with"] == "--workspace 1GiB --level 2 --time-limit 5m"
+    plan = Bundle.open(tmp_path / "b").engine("encoder").plan
+    assert str(plan.profile) == "batch 1:1:8, length 2:8:16"
+
+
 def test_where_it_cannot_run_it_is_refused_and_not_run_on_the_cpu(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alula.bundles.cache import Cache, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
 from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json, rung_to_json
-from alula.bundles.rebuild import rebuild_command
+from alula.bundles.rebuild import rebuild_command, settings_of
 
 __all__ = [
     "Bundle",
@@ -20,6 +20,7 @@ __all__ = [
     "finite",
     "rebuild_command",
     "rung_to_json",
+    "settings_of",
     "shrink",
     "writing",
 ]

@@ -25,7 +25,7 @@ def rebuild_command(manifest: Manifest, root: Path, part: str = "encoder") -> st
     engine = manifest.engines[part]
     words = ["alula", "build", manifest.source, "-o", str(root), "--target", engine.backend]
     words += ["--precision", engine.graph.precision, *_model(manifest.model, manifest.source)]
-    words += [*_sizes(engine.plan), *_settings(engine.plan)]
+    words += [*_sizes(engine.plan), *settings_of(engine.plan)]
     if promise := manifest.promise:
         words += ["--data", promise["data"]["file"], "--budget", f"{100 * promise['budget']:g}%"]
     return shlex.join(words)
@@ -57,7 +57,8 @@ def _axes(profile: Profile) -> Iterator[str]:
         yield from (f"--{axis}", str(sizes)) if axis in SHORT else ("--axis", f"{axis}={sizes}")
 
 
-def _settings(plan: Plan) -> Iterator[str]:
+def settings_of(plan: Plan) -> Iterator[str]:
+    """The options that say how an engine was compiled, without its sizes."""
     if plan.workspace_bytes is not None:
         yield from ("--workspace", bytes_as_text(plan.workspace_bytes))
     if plan.level is not None:

@@ -9,10 +9,11 @@ from typing import Any
 import typer
 
 from alula import fusion
-from alula.bundles import Bundle, check_to_json
+from alula.bundles import Bundle, check_to_json, settings_of
 from alula.cli.bench import check_figure, parse_shapes
 from alula.cli.build import print_rungs, promised, verdict
 from alula.cli.console import Phases, print_checks, print_json, print_rows
+from alula.core.engine import Plan
 from alula.core.errors import InputError
 from alula.fusion import Report
 
@@ -175,10 +176,18 @@ def facts(bundle: Bundle) -> list[tuple[str, str]]:
         ("takes", f"{model.max_length} tokens at most" if model.reads_text else "images"),
         ("engine", f"{engine.backend}, {engine.graph.precision}, built for {engine.target}"),
         ("graph", f"{engine.graph.nodes} nodes, opset {engine.graph.opset}"),
-        ("profile", ", ".join(f"{axis} {sizes}" for axis, sizes in engine.plan.profile.axes.items())),
+        *profile_rows(engine.plan),
+        ("compiled with", " ".join(settings_of(engine.plan)) or "none"),
         ("size", f"{size / 1e6:.1f} MB in {len(bundle.manifest.files)} files"),
         ("built on", f"{built_on.get('cpu', '?')}, {built_on.get('system', '?')}"),
         ("promise", promised(bundle) if bundle.manifest.promise else "none"),
         ("verdict", verdict(bundle)),
     ]
     return [row for row in rows if row[1] != "none"]
+
+
+def profile_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What sizes an engine takes, a line for each profile that it is tuned for."""
+    if not plan.tuned:
+        return [("profile", str(plan.profile))]
+    return [(f"profile {at}", str(profile)) for at, profile in enumerate(plan.tuned, start=1)]
