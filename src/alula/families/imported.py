@@ -12,7 +12,6 @@ from onnx_ir.passes import Sequential
 from onnx_ir.passes.common import (
     ClearMetadataAndDocStringPass,
     DeduplicateInitializersPass,
-    IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
     OutputFixPass,
@@ -101,13 +100,29 @@ def _tidy(model: ir.Model) -> None:
     Sequential(
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         DeduplicateInitializersPass(),
-        IdentityEliminationPass(),
         OutputFixPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedOpsetsPass(),
         ClearMetadataAndDocStringPass(),
     )(model)
+    _drop_identities(model.graph)
     model.metadata_props.clear()
+
+
+def _drop_identities(graph: ir.Graph) -> None:
+    """Read what they read, outside of branches and where no output is another one by a second name."""
+    for node in list(graph):
+        source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if node.op_type != "Identity" or source is None:
+            continue
+        if not result.is_graph_output():
+            result.replace_all_uses_with(source)
+            graph.remove(node, safe=True)
+        elif source.producer() is not None and not source.is_graph_output():
+            name = result.name
+            result.replace_all_uses_with(source, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+            source.name = name
 
 
 def _infer(model: ir.Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_ir.passes.common import IdentityEliminationPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from alula.core.machine import cpu_features
 from alula.core.words import refuse_unless_offered
@@ -11,6 +11,7 @@ from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.choice import FUSED, HALF, Policy
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
+from alula.graphs.passes.identities import DropIdentities
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.precision import ToBfloat16
 from alula.graphs.passes.rounding import RoundResults
@@ -56,7 +57,7 @@ def passes_for(
     refuse_unless_offered(engine, precision)
     if engine in _TENSORRT:
         passes = [*tensorrt_passes(precision, opset, policy, keep)]
-        return (*passes, IdentityEliminationPass(), RemoveUnusedNodesPass())
+        return (*passes, DropIdentities(), RemoveUnusedNodesPass())
     # What a ready-made file brings: a norm behind a convolution costs ONNX Runtime 7 % (PP-OCRv4 recogniser, 6x320).
     passes = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []
     if engine == "openvino" or precision == "bf16":
@@ -74,5 +75,5 @@ def passes_for(
         if opset == _OLDEST_OPSET:
             passes.append(SliceShape())
     if passes:
-        passes += [IdentityEliminationPass(), RemoveUnusedNodesPass()]
+        passes += [DropIdentities(), RemoveUnusedNodesPass()]
     return tuple(passes)
