@@ -83,7 +83,10 @@ def test_without_a_network_a_hub_id_says_what_to_do(tmp_path: Path) -> None:
         (("--task", "reranking"), "reranking needs a classifier with one label, the checkpoint has 2"),
         (("--task", "question-answering"), "task question-answering needs the layer 'qa_outputs'"),
         (("--pooling", "median"), "pooling 'median' is not one of: mean, cls"),
-        (("--target", "fake"), "no target 'fake'; there are auto, cpu, openvino, onnxruntime"),
+        (
+            ("--target", "fake"),
+            "no target 'fake'; there are auto, cpu, openvino, onnxruntime, tensorrt, tensorrt-rtx",
+        ),
         (
             ("--target", "torch"),
             "target 'torch' is what bundles are compared with, not built for; there are auto",
