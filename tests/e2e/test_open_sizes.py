@@ -76,6 +76,18 @@ def test_every_precision_is_held_to_pytorch_over_the_range(
     session.close()
 
 
+@pytest.mark.parametrize("fixed", [{}, {"width": Range(56, 56, 56)}, {"height": Range(40, 40, 40)}])
+def test_one_side_may_be_fixed(fixed: dict[str, Range], tmp_path: Path) -> None:
+    """OpenVINO folds what belongs to it to constants, and failed on products with them in another order."""
+    folder = checkpoint(tmp_path / "model", "vit")
+    sides = ("height", "width") if fixed else ("height",)
+    axes = {axis: fixed.get(axis, AXES[axis]) for axis in ("batch", *sides)}
+    for target in ("openvino", "onnxruntime"):
+        bundle = built(folder, tmp_path / target, axes=axes, target=target, precision="fp32").bundle
+        assert bundle.verified
+        assert bundle.model.part("encoder").axes == ("batch", *sides)
+
+
 def test_a_processor_outside_the_range_is_refused_before_any_engine_is_made(
     rows: Path, tmp_path: Path
 ) -> None:

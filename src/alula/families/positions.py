@@ -34,31 +34,40 @@ def computed(b: Builder, patches: ir.Value, s: VisionSettings) -> ir.Value:
 
     At the size of training both matrices are made of zeros and ones alone, and so nothing is rounded.
     """
-    # Resize does it in one node, and ONNX Runtime's in 551 ms where these products take 16 (768 channels, from 37 x 37
-    # to 80 x 80, two threads of a Zen 3; OpenVINO 12 and 15). Its cubic form is also what parsers differ on.
+    # Resize does it in one node, on whose cubic form parsers differ, and not faster everywhere. Median and best of 12
+    # interleaved runs in ms, 768 channels from 37 x 37 to 80 x 80, two threads of a busy EPYC (family 25, model 17):
+    # ONNX Runtime 36 16, with Resize 712 570; OpenVINO 38 23, with Resize 20 10.
     side = s.grid[0]
     wide = side + 2 * _REACH
     table = b.lazy(NAME, (s.hidden, wide, wide), lambda: _surrounded(b.read(NAME)[0, 1:], side))
     shape = b.op("Shape", patches, path=_PATH)
     down, across = (_matrix(b, b.op("Gather", shape, b.index(axis), path=_PATH), side) for axis in (2, 3))
-    # The table comes first: what multiplies a constant that stands second is taken for a layer, and quantised.
-    x = b.op("MatMul", table, b.op("Transpose", across, path=_PATH, perm=(1, 0)), path=_PATH)
-    x = b.op("MatMul", down, x, path=_PATH)
-    return b.op("Reshape", x, b.ints(s.hidden, -1), path=_PATH)
+    # What multiplies a constant that stands second is taken for a layer, and quantised; and where one of the sizes
+    # turns out to be fixed, OpenVINO fails on a second factor of three axes that it has folded to a constant.
+    x = b.op("Transpose", b.op("MatMul", table, down, path=_PATH), path=_PATH, perm=(0, 2, 1))
+    return b.op("Reshape", b.op("MatMul", x, across, path=_PATH), b.ints(s.hidden, -1), path=_PATH)
 
 
 def _matrix(b: Builder, count: ir.Value, side: int) -> ir.Value:
-    """What each of `count` places takes from each row of the surrounded table, [count, rows]."""
+    """What each of `count` places takes from each row of the surrounded table, [rows, count].
+
+    Engines divide by multiplying with what they take for the inverse, so that side / count need not be one where both
+    are equal; 1 + (side - count) / count is.
+    """
     places = b.op("Range", b.index(0), count, b.index(1), path=_PATH)
     places, count = (b.op("Cast", x, path=_PATH, to=int(ir.DataType.FLOAT)) for x in (places, count))
-    middles = b.op("Mul", b.op("Add", places, b.floats(0.5), path=_PATH), b.floats(side), path=_PATH)
-    middles = b.op("Unsqueeze", b.op("Div", middles, count, path=_PATH), b.ints(1), path=_PATH)
+    more = b.op("Div", b.op("Sub", b.floats(side), count, path=_PATH), count, path=_PATH)
+    middles, scale = (
+        b.op("Add", places, b.floats(0.5), path=_PATH),
+        b.op("Add", more, b.floats(1), path=_PATH),
+    )
     rows = b.lazy(
         "embeddings.rows",
-        (side + 2 * _REACH,),
-        lambda: np.arange(-_REACH, side + _REACH, dtype=np.float32) + np.float32(0.5),
+        (side + 2 * _REACH, 1),
+        lambda: np.arange(-_REACH, side + _REACH, dtype=np.float32).reshape(-1, 1) + np.float32(0.5),
     )
-    return _curve(b, b.op("Abs", b.op("Sub", middles, rows, path=_PATH), path=_PATH))
+    distance = b.op("Sub", b.op("Mul", middles, scale, path=_PATH), rows, path=_PATH)
+    return _curve(b, b.op("Abs", distance, path=_PATH))
 
 
 def _curve(b: Builder, distance: ir.Value) -> ir.Value:
@@ -78,8 +87,8 @@ def _curve(b: Builder, distance: ir.Value) -> ir.Value:
 
 
 def _surrounded(table: Floats, side: int) -> Floats:
-    """The table as [hidden, rows, rows], its edges repeated around it."""
-    square = table.reshape(side, side, -1).transpose(2, 0, 1)
+    """The table as [hidden, across, down], its edges repeated around it."""
+    square = table.reshape(side, side, -1).transpose(2, 1, 0)
     return np.pad(square, ((0, 0), (_REACH, _REACH), (_REACH, _REACH)), mode="edge")
 
 
