@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from alula.fusion import text
-from alula.fusion.report import by_kind, counts
+from alula.fusion.report import by_kind, counts, kind_of
 from alula.fusion.values import Layer, Report
 
 # Okabe and Ito's colours, which people who see few colours can tell apart. What costs time and does nothing of the
@@ -30,7 +30,7 @@ def colours(*reports: Report) -> dict[str, str]:
     weights: dict[str, float] = {}
     roles: dict[str, str] = {}
     for report in reports:
-        roles.update({layer.kind or "unnamed": layer.role for layer in report.working})
+        roles.update({kind_of(layer): layer.role for layer in report.working})
         sizes = [(kind, (time or 0.0) if report.total_ms else count) for kind, count, time in by_kind(report)]
         whole = sum(size for _, size in sizes) or 1.0
         for kind, size in sizes:
@@ -94,7 +94,7 @@ def strip(report: Report, colour: Mapping[str, str], scale_ms: float | None = No
             continue
         said = f"{text.ms(layer.time_ms)} ms: " if layer.time_ms is not None else ""
         title = f"{said}{layer.name} ({layer.kind}, {text.precision(layer)}): {text.does(layer, operators)}"
-        fill = QUIET if layer.role in {"view", "upkeep"} else colour.get(layer.kind or "unnamed", REST)
+        fill = QUIET if layer.role in {"view", "upkeep"} else colour.get(kind_of(layer), REST)
         parts.append(_rect((at, 0, max(width - 0.3, 0.2), HEIGHT), fill, title))
         at += width
     return _svg(HEIGHT, parts, "layers in the order they run")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from alula.core.nodes import Node, Nodes
-from alula.fusion.removed import why_removed
+from alula.fusion.removed import DO_NOTHING, why_removed
 from alula.fusion.values import Layer, Removed
 
 _NUMBER = re.compile(r"_\d+$")
 _PUT_BETWEEN = {"reformat", "cast", "view"}
 _NO_WORK = {*_PUT_BETWEEN, "upkeep"}
+_FREE = {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Identity"}
 
 Ground = str | int
 """Where a value comes from: an input of the graph by its name, or the layer that gives it by its place."""
+
+_NONE: Mapping[int, set[Ground]] = {}
 
 
 def place(layers: Sequence[Layer], graph: Nodes) -> tuple[tuple[Layer, ...], tuple[Removed, ...]]:
@@ -97,9 +100,14 @@ class Placing:
 
     def by_flow(self) -> None:
         """Nodes without a layer, from the last to the first, go to layers behind them that read what they read."""
-        for at in range(len(self.graph.nodes) - 1, -1, -1):
-            if not self._home(at) and (grounds := self._grounds(at)):
-                self._assign([at], self._doing(at, grounds))
+        # What is placed here is behind what is asked for: where inputs come from can be worked out once, forwards.
+        known: dict[int, set[Ground]] = {}
+        for at in range(len(self.graph.nodes)):
+            if not self._home(at):
+                known[at] = self._grounds(at, known)
+        for at in reversed(known):
+            if known[at] and self.graph.nodes[at].op not in DO_NOTHING:
+                self._assign([at], self._doing(at, known[at]))
 
     def parts(self) -> None:
         """Layers that work and have no node do a part of a node behind them that reads what they read."""
@@ -130,6 +138,10 @@ class Placing:
     def _assign(self, nodes: Iterable[int], layers: Iterable[int]) -> None:
         for layer in layers:
             for node in nodes:
+                if self.graph.nodes[node].op in DO_NOTHING and self.layers[layer].role != "view":
+                    # It lent its name to the layer that does what is before it.
+                    self._assign(self._sources(node), [layer])
+                    continue
                 self.done[layer].add(node)
                 self.where.setdefault(node, set()).add(layer)
 
@@ -149,17 +161,20 @@ class Placing:
         equal = next((other for other in self._equals[node] if other in self.where), None)
         return None if equal is None else self.graph.nodes[equal]
 
-    def _grounds(self, node: int) -> set[Ground]:
-        """Where the inputs of a node come from; nothing for one that is constant."""
+    def _grounds(self, node: int, known: Mapping[int, set[Ground]] = _NONE) -> set[Ground]:
+        """Where the inputs of a node come from; nothing for one that is constant. `known` are answers of others."""
         found: set[Ground] = set()
         waiting, seen = [node], {node}
         while waiting:
             for value in self.graph.nodes[waiting.pop()].inputs:
                 source = self._producer.get(value)
                 if source is None:
-                    found |= {value} - {"", *self.graph.constants}
+                    if value and value not in self.graph.constants:
+                        found.add(value)
                 elif home := self._home(source):
                     found |= home
+                elif source in known:
+                    found |= known[source]
                 elif source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -171,12 +186,27 @@ class Placing:
         A layer that does what is before and behind does what is between; one whose inputs nobody tells is believed.
         """
         found: set[int] = set()
-        for layer in {layer for reader in self._readers.get(node, ()) for layer in self._home(reader)}:
+        readers = {layer for reader in self._readers.get(node, ()) for layer in self._home(reader)}
+        for layer in self._working(readers) if self.graph.nodes[node].op not in _FREE else readers:
             nameless = {other for other in self._nameless_before(layer) if self._reads(other) & grounds}
             if nameless:
                 found |= nameless
             elif layer in grounds or self._reads(layer) & grounds or not self.layers[layer].inputs:
                 found.add(layer)
+        return found
+
+    def _working(self, layers: set[int]) -> set[int]:
+        """These layers, and for those that only put data otherwise the ones behind them: no work is done in a view."""
+        found: set[int] = set()
+        waiting, seen = list(layers), set(layers)
+        while waiting:
+            layer = waiting.pop()
+            if self.layers[layer].role not in _PUT_BETWEEN:
+                found.add(layer)
+                continue
+            behind = self._takers.get(layer, set()) - seen
+            seen |= behind
+            waiting += behind
         return found
 
     def _reads(self, layer: int) -> set[Ground]:

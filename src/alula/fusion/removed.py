@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alula.core.nodes import Node
 
-_NOTHING = {"Identity", "Dropout"}
+DO_NOTHING = {"Identity", "Dropout"}
 _SHAPES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose"}
 _SCALES = {"QuantizeLinear", "DequantizeLinear"}
 
@@ -20,7 +20,7 @@ UNKNOWN = "the runtime does not say where it went"
 def why_removed(node: Node, *, constant: bool, same_as: Node | None, unread: bool) -> str:
     """The first reason that holds; what a runtime does not tell is derived from the graph."""
     reasons = (
-        (node.op in _NOTHING, NOTHING),
+        (node.op in DO_NOTHING, NOTHING),
         (constant and node.op not in _SCALES, CONSTANT),
         (same_as is not None, f"the same as {same_as.name}" if same_as else ""),
         (unread, UNREAD),

@@ -17,6 +17,8 @@ from alula.fusion.values import Layer, Listing, Removed, Report, Value
 
 SCHEMA = 1
 
+_SAYS_ROLE = {"Reformat", "Reorder", "ReorderInput", "ReorderOutput", "Convert", "Cast"}
+
 
 def report_of(
     document: Mapping[str, Any], graph: Nodes | None = None, about: Mapping[str, str] | None = None
@@ -129,9 +131,16 @@ def by_kind(report: Report) -> list[tuple[str, int, float | None]]:
     """The kinds of layers that work, how many of each and what they take together: most time first, or most often."""
     found: dict[str, list[Layer]] = {}
     for layer in report.working:
-        found.setdefault(layer.kind or "unnamed", []).append(layer)
+        found.setdefault(kind_of(layer), []).append(layer)
     rows = [(kind, len(layers), total(layers)) for kind, layers in found.items()]
     return sorted(rows, key=lambda row: (-(row[2] or 0.0), -row[1], row[0]))
+
+
+def kind_of(layer: Layer) -> str:
+    """The runtime's word for a layer; with its role, where the word does not say that it only moves or casts."""
+    kind = layer.kind or "unnamed"
+    told = layer.role in {"compute", "quantize"} or kind in _SAYS_ROLE
+    return kind if told else f"{kind} ({layer.role})"
 
 
 def by_precision(report: Report) -> Counter[str]:
