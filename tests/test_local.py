@@ -18,12 +18,13 @@ from alula import local, prove
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.cli import main
+from alula.cli.build import verdict
 from alula.core.engine import Traits
 from alula.core.errors import EngineError, InputError, MissingExtraError
 from alula.core.progress import Silent
 from alula.engines.tensorrt import library
 from alula.local import local_engine
-from alula.prove import VerifyRequest, verify_bundle
+from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
 
 NO_GPU = Traits(cannot_run="there is no CUDA GPU here")
 
@@ -121,6 +122,8 @@ def test_where_it_cannot_run_it_is_refused_and_not_run_on_the_cpu(
         local_engine(Bundle.open(compiled))
     with pytest.raises(EngineError, match=said):
         verify_bundle(Bundle.open(compiled), VerifyRequest(), Silent())
+    with pytest.raises(EngineError, match=said):
+        bench_bundles([Bundle.open(compiled)], BenchRequest(), Silent())
 
 
 def test_without_the_gpus_library_it_is_refused_and_not_run_on_the_cpu(
@@ -177,6 +180,7 @@ def test_what_was_promised_on_rows_is_judged_on_them_before_it_counts(
         InputError, match=r"was compiled and not run, so what it loses .* with --data rows\.txt"
     ):
         verify_bundle(bundle, VerifyRequest(), Silent())
+    assert verdict(bundle).endswith(f"run `alula verify {bundle.root} --data rows.txt` where it can run")
     proved = verify_bundle(bundle, VerifyRequest(data=rows), Silent())
     assert proved.verified
     assert any(check.rows for check in proved.checks)

@@ -101,7 +101,8 @@ def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
                 "--budget and --metric say what may be lost on your rows; give them with --data PATH"
             )
         return None
-    data = read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows)
+    inputs = bundle.model.part("encoder").inputs
+    data = read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows, inputs=inputs)
     profile = bundle.engine("encoder").plan.profile
     built_with: float = bundle.manifest.promise.get("budget", BUDGET)
     metric = request.metric or bundle.manifest.promise.get("metric")
@@ -131,6 +132,8 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
             raise InputError(
                 f"{bundle.root}: is another model than {first.root}; bench compares engines of one"
             )
+    for bundle in bundles:
+        local_engine(bundle)  # refused before PyTorch is loaded
     request = replace(request, shapes=_shapes(bundles, request.shapes))
     # What comes as an ONNX file is nothing that PyTorch could load.
     beside = request.pytorch and first.model.family != families.ONNX and pytorch_installed()

@@ -297,7 +297,8 @@ def verdict(bundle: Bundle) -> str:
     """In words, what the checks are worth."""
     if not bundle.checks:
         why = next((f"{rung.reason}; " for rung in bundle.manifest.rungs if rung.taken), "")
-        return f"NOT verified: {why}run `alula verify {bundle.root}` where it can run"
+        rows = f" --data {bundle.manifest.promise['data']['file']}" if bundle.manifest.promise else ""
+        return f"NOT verified: {why}run `alula verify {bundle.root}{rows}` where it can run"
     if not bundle.passed:
         return "NOT verified: a check failed"
     if not bundle.verified:
