@@ -93,6 +93,7 @@ def test_of_several_places_some_may_be_fused() -> None:
         (layer("fmha_v2_flash_attention_fp16_64_64_S_128"), "fused"),
         (layer("a", kind="ScaledDotProductAttention"), "fused"),
         # A node's name is no kernel's.
+        (layer("/encoder/layers_3/mha/output/dense/MatMul_myl0_25", kernel="sm80_xmma_gemm_f16f16"), "none"),
         (layer("encoder.layer.0.attention.self.query/MatMul_myl0_3"), "none"),
         (layer("/encoder/Softmax_myl0_4"), "unknown"),
         (layer("region", opaque=True), "unknown"),

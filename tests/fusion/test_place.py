@@ -29,8 +29,8 @@ def test_names_of_the_runtime_are_names_of_nodes_or_of_their_outputs() -> None:
     fused = layer("a", "x", "y", named=("first", "node_of_sum", "gelu", "nobody"))
     assert homes(nodes, fused) == {"a": ("first", "sum", "gelu")}
     # OpenVINO numbers what it does in several places.
-    twice = (layer("a", "x", "p", named=("product",)), layer("b", "p", "y", named=("gelu", "sum_1")))
-    assert homes(nodes, *twice) == {"a": ("first",), "b": ("sum", "gelu")}
+    twice = (layer("a", "x", "p", named=("product",)), layer("b", "p", "q", named=("gelu",)))
+    assert homes(nodes, *twice, layer("c", "elsewhere", "y", named=("sum_1",)))["c"] == ("sum",)
 
 
 def test_a_name_with_a_number_of_its_own_is_not_taken_for_another() -> None:
@@ -74,11 +74,10 @@ def test_data_laid_out_anew_and_casts_are_looked_through_and_do_no_node() -> Non
         layer("conv", "x'", "t", named=("conv",)),
         layer("cast", "t", "t'", role="cast"),
         layer("relu", "t'", "t''"),
-        # Its output has the name of the graph's output, which another layer computed.
+        # Its output has the name of the graph's output, which the layer before it computed.
         layer("reformat out", "t''", "relu", role="reformat"),
     )
-    placed = homes(nodes, *layers[:3], layer("relu", "t'", "t''", named=("relu",)), layers[4])
-    assert placed == {
+    assert homes(nodes, *layers) == {
         "reformat in": (),
         "conv": ("conv",),
         "cast": (),
@@ -169,6 +168,9 @@ def test_a_region_is_everything_between_its_values_but_what_others_do() -> None:
     # Where its values have no names of the graph, it reaches from its first node to its last.
     named = layer("region", "t1", "t2", named=("a", "c"), span=("a", "c"), opaque=True)
     assert homes(nodes, layers[0], named, layers[2])["region"] == ("a", "b_", "c")
+    # Where only what it gives has one, it reaches back to what others do.
+    ending = layer("region", "t1", "c", opaque=True)
+    assert homes(nodes, layers[0], ending, layers[2])["region"] == ("a", "b_", "c")
 
 
 @pytest.mark.parametrize(

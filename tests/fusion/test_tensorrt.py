@@ -230,6 +230,17 @@ def test_a_kernels_name_says_the_precision_where_nothing_else_does(kernel: str, 
     assert report_of({"Layers": [raw]}).layers[0].precision == precision
 
 
+def test_integers_that_are_read_are_the_precision_whatever_is_given() -> None:
+    ends = {"Inputs": [tensor("Row major Int8 format")], "Outputs": [tensor("Row major linear FP32")]}
+    (read,) = report_of({"Layers": [{"Name": "a", "LayerType": "CaskConvolution", **ends}]}).layers
+    assert read.precision == "int8"
+    assert [value.dtype for value in (*read.inputs, *read.outputs)] == ["int8", "fp32"]
+
+
+def tensor(described: str) -> dict[str, object]:
+    return {"Name": described, "Dimensions": [1], "Format/Datatype": described}
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

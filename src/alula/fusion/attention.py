@@ -27,7 +27,9 @@ _BETWEEN = {
     "Expand",
 }
 _BETWEEN |= {"QuantizeLinear", "DequantizeLinear", "Unsqueeze", "Squeeze", "IsNaN", "Clip"}
-_KERNELS = re.compile(r"f?mha(?![a-z])|flash|scaled_?dot_?product|sdpa|fused_?attention", re.IGNORECASE)
+_KERNELS = re.compile(r"mha|flash|scaled_?dot_?product|sdpa|fused_?attention", re.IGNORECASE)
+# A layer's name may be a node's, which says "mha" of a product too; the names of kernels begin with it.
+_NAMES = re.compile(r"_?(gemm_)?f?mha_|_?flash", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,13 @@ def _holds(layer: Layer, among: Sequence[Layer]) -> bool:
 
 
 def _called(layer: Layer) -> str:
-    kernel = _KERNELS.search(f"{layer.name} {layer.kernel}")
-    return (
-        f"{layer.kind or 'unnamed'}, kernel {layer.kernel or layer.name}"
-        if kernel
-        else layer.kind or layer.name
-    )
+    if _for_attention(layer):
+        return f"{layer.kind or 'unnamed'}, kernel {layer.kernel or layer.name}"
+    return layer.kind or layer.name
+
+
+def _for_attention(layer: Layer) -> bool:
+    return bool(_KERNELS.search(f"{layer.kind} {layer.kernel}") or _NAMES.match(layer.name))
 
 
 def _evidence(judged: Sequence[tuple[Verdict, str]]) -> str:
@@ -134,9 +137,10 @@ def _evidence(judged: Sequence[tuple[Verdict, str]]) -> str:
 
 
 def _by_kernels(layers: Sequence[Layer]) -> Attention:
-    kernels = [layer for layer in layers if _KERNELS.search(f"{layer.name} {layer.kind} {layer.kernel}")]
+    kernels = [layer for layer in layers if _for_attention(layer)]
     if kernels:
-        evidence = f"{len(kernels)} kernels are named for it, such as {kernels[0].kernel or kernels[0].name}"
+        named = "1 kernel is" if len(kernels) == 1 else f"{len(kernels)} kernels are"
+        evidence = f"{named} named for it, such as {kernels[0].kernel or kernels[0].name}"
         return Attention(verdict="fused", places=len(kernels), fused=len(kernels), evidence=evidence)
     if any(layer.opaque for layer in layers):
         return Attention(verdict="unknown", evidence="there are regions that the runtime does not look into")

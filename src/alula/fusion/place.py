@@ -70,7 +70,7 @@ class Placing:
                 self._assign(found, [at])
 
     def by_value(self) -> None:
-        """Nodes that give what a layer gives; data that a runtime lays out anew keeps its name."""
+        """Nodes that give what a layer gives, or what a runtime only lays out anew or casts behind it."""
         for at, layer in enumerate(self.layers):
             for value in layer.outputs:
                 node = self._producer.get(value.name)
@@ -79,6 +79,8 @@ class Placing:
                 is_cast = self.graph.nodes[node].op == "Cast" and layer.role == "cast"
                 if is_cast or layer.role not in _PUT_BETWEEN:
                     self._assign([node], [at])
+                else:
+                    self._assign([node], self._worked_before(at))
 
     def regions(self) -> None:
         """All nodes between what a region reads and what it gives, or between its first and its last one."""
@@ -193,6 +195,19 @@ class Placing:
                 found |= nameless
             elif layer in grounds or self._reads(layer) & grounds or not self.layers[layer].inputs:
                 found.add(layer)
+        return found
+
+    def _worked_before(self, layer: int) -> set[int]:
+        """The layers whose work this one only puts otherwise."""
+        found: set[int] = set()
+        waiting, seen = [layer], {layer}
+        while waiting:
+            for giver in set(self._givers(waiting.pop())) - seen:
+                seen.add(giver)
+                if self.layers[giver].role in _PUT_BETWEEN:
+                    waiting.append(giver)
+                else:
+                    found.add(giver)
         return found
 
     def _working(self, layers: set[int]) -> set[int]:

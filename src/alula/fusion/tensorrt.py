@@ -23,7 +23,8 @@ _PROFILE = re.compile(r" \[profile (\d+)\]")
 # The compiler inside TensorRT numbers its regions and the kernels in each: "node_linear_myl4_0".
 _KERNEL = re.compile(r"_myl(\d+)_\d+$")
 _REGION = re.compile(r"\{ForeignNode\[(.+?)\.\.\.(.+)\]\}")
-_METADATA = re.compile(r"[\x1e\x1f]|(?=\[ONNX Layer: )")
+# Between them 8.6 and 10 write \x1e or \x1f, 11 writes \x1f, and the inspector's text nothing.
+_METADATA = re.compile(r"(?=\[ONNX Layer: )")
 _ONNX_LAYER = "[ONNX Layer: "
 _REFORMAT = "Reformatting CopyNode"
 _GENERATED = re.compile(r"__my[el]|_gemm_mha|\(Unnamed Layer\*|ONNXTRT_")
