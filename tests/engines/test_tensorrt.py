@@ -28,7 +28,7 @@ from alula.core.tensor import TensorSpec
 from alula.engines import backend, traits
 from alula.engines.cuda import Buffer, Cuda, Device, DeviceLostError, OutOfMemoryError, view
 from alula.engines.tensorrt import targets
-from alula.engines.tensorrt.compiling import obey_types, progress, types_of
+from alula.engines.tensorrt.compiling import hold, obey_types, progress, types_of
 from alula.engines.tensorrt.job import Job
 from alula.engines.tensorrt.library import features_of, number_of
 from alula.engines.tensorrt.refusals import Fault, cure_for, one_line, refusal
@@ -228,27 +228,37 @@ def _own_pid() -> int:
 
 
 class As86:
-    """A layer as a parser of 8.6 shows it: constants and casts have their types, all else is float."""
+    """A layer as the parser of 8.6 shows it: casts and constants know their types, all that is given is float."""
 
-    def __init__(self, layer: Any) -> None:
-        self.type, self.num_inputs, self.num_outputs = layer.type, layer.num_inputs, layer.num_outputs
-        self._layer = layer
+    def __init__(self, layer: Any, kind: str = "") -> None:
+        self.type = SimpleNamespace(name=kind or layer.type.name)
+        self.num_inputs, self.num_outputs = layer.num_inputs, layer.num_outputs
+        self.layer = layer
         self.precision: Any = None
         self.outputs: dict[int, Any] = {}
+        if layer.type.name == "CAST":
+            self.to_type = layer.get_output(0).dtype
+        if layer.type.name == "CONSTANT":
+            half = layer.get_output(0).dtype == trt.DataType.HALF
+            self.weights = np.ones(1, np.float16 if half else np.float32)
 
     def get_input(self, at: int) -> Any:
-        given = self._layer.get_input(at)
-        return None if given is None else self._shown(given, known=False)
+        given = self.layer.get_input(at)
+        return None if given is None else self._shown(given)
 
     def get_output(self, at: int) -> Any:
-        return self._shown(self._layer.get_output(at), known=self.type.name in {"CONSTANT", "CAST"})
+        return self._shown(self.layer.get_output(at))
 
     def set_output_type(self, at: int, kind: Any) -> None:
         self.outputs[at] = kind
 
-    def _shown(self, tensor: Any, *, known: bool) -> Any:
-        kind = tensor.dtype if known or tensor.dtype.name != "HALF" else trt.DataType.FLOAT
+    def _shown(self, tensor: Any) -> Any:
+        kind = trt.DataType.FLOAT if tensor.dtype.name == "HALF" else tensor.dtype
         return SimpleNamespace(name=tensor.name, dtype=kind, is_shape_tensor=tensor.is_shape_tensor)
+
+
+FLAGS = SimpleNamespace(FP16="fp16", INT8="int8", OBEY_PRECISION_CONSTRAINTS="obey")
+MODULE_86 = SimpleNamespace(BuilderFlag=FLAGS, DataType=trt.DataType, ICastLayer=As86, IConstantLayer=As86)
 
 
 @pytest.fixture
@@ -268,7 +278,7 @@ def half_layers(tmp_path: Path) -> Any:
 
 
 def test_types_that_8_6_does_not_show_are_found_again(half_layers: list[Any]) -> None:
-    found = types_of([As86(layer) for layer in half_layers])
+    found = types_of(MODULE_86, [As86(layer) for layer in half_layers])
     true = {
         layer.get_output(at).name: layer.get_output(at).dtype
         for layer in half_layers
@@ -280,19 +290,44 @@ def test_types_that_8_6_does_not_show_are_found_again(half_layers: list[Any]) ->
 
 def test_layers_of_8_6_are_held_to_the_types_of_the_graph(half_layers: list[Any]) -> None:
     shown = [As86(layer) for layer in half_layers]
-    flags: list[Any] = []
-    flagged = SimpleNamespace(FP16="fp16", INT8="int8", OBEY_PRECISION_CONSTRAINTS="obey")
-    module = SimpleNamespace(BuilderFlag=flagged, DataType=trt.DataType)
-    obey_types(
-        module,
-        SimpleNamespace(num_layers=len(shown), get_layer=shown.__getitem__),
+    flags: list[str] = []
+    hold(
         SimpleNamespace(set_flag=flags.append),
+        FLAGS.OBEY_PRECISION_CONSTRAINTS,
+        shown,
+        types_of(MODULE_86, shown),
     )
-    assert flags == ["fp16", "obey"]
-    held = {layer._layer.name: layer.precision.name for layer in shown if layer.precision is not None}
+    assert flags == ["obey"]
+    held = {layer.layer.name: layer.precision.name for layer in shown if layer.precision is not None}
     products = [kind for name, kind in held.items() if name.endswith("/product")]
     assert products == ["HALF"] * 3
-    assert next(kind for name, kind in held.items() if "norm" in name) == "FLOAT"
+    assert next(kind for name, kind in held.items() if "mean" in name) == "FLOAT"
+
+
+@pytest.mark.parametrize(
+    ("as_if", "expected"),
+    [({}, ["fp16"]), ({"SOFTMAX": "UNARY", "NORMALIZATION": "UNARY"}, ["fp16", "obey"])],
+    ids=["a transformer is one region, which obeys nothing", "what is none obeys"],
+)
+def test_what_8_6_is_told_about_types(
+    half_layers: list[Any], as_if: dict[str, str], expected: list[str]
+) -> None:
+    shown = [As86(layer, as_if.get(layer.type.name, "")) for layer in half_layers]
+    flags: list[str] = []
+    network = SimpleNamespace(num_layers=len(shown), get_layer=shown.__getitem__)
+    obey_types(MODULE_86, network, SimpleNamespace(set_flag=flags.append))
+    assert flags == expected
+
+
+def test_a_quantised_network_of_8_6_is_permitted_eight_bits_and_held_to_nothing(
+    half_layers: list[Any],
+) -> None:
+    shown = [As86(layer, "QUANTIZE" if layer.type.name == "UNARY" else "") for layer in half_layers]
+    shown.append(As86(half_layers[-1], "QUANTIZE"))
+    flags: list[str] = []
+    network = SimpleNamespace(num_layers=len(shown), get_layer=shown.__getitem__)
+    obey_types(MODULE_86, network, SimpleNamespace(set_flag=flags.append))
+    assert flags == ["int8", "fp16"]
 
 
 @pytest.mark.parametrize(

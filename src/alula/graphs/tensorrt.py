@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, LiftConstantsToInitializersPass
 
 from alula.graphs.passes.attention import DecomposeAttention, head_size
-from alula.graphs.passes.choice import FUSED, HALF, Policy
+from alula.graphs.passes.choice import FUSED, HALF, UNBROKEN, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.opset import LowerOpset
@@ -50,7 +50,8 @@ def tensorrt_passes(
         passes.append(ToBfloat16(policy or replace(FUSED, attention=whole), keep))
     elif halved:
         eight = precision.startswith("int8")
-        chosen = policy or replace(HALF, attention=whole, quantised=eight and newest >= _HALF_SCALES_OPSET)
+        usual = HALF if whole or eight else UNBROKEN
+        chosen = policy or replace(usual, attention=whole, quantised=eight and newest >= _HALF_SCALES_OPSET)
         passes.append(ToFloat16(chosen, keep, renamed=eight))
     if opset is not None:
         passes += _older(opset)

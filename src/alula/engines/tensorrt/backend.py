@@ -12,6 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -106,13 +109,18 @@ class TensorRt:
 
     def open(self, engine: Engine, *, threads: int = 0) -> TensorRtSession:
         """Load an engine on the first GPU that is visible; `threads` is for CPUs."""
-        if reason := cannot_run(self.name):
-            raise EngineError(f"{engine.path}: built for {engine.target!r}, but {reason}")
-        folder.check(engine, self.target, targets.runs_on)
-        path = engine.path / FILE
-        lib = load(self.name)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return opened(engine, lib, Cuda(), memoryview(mapped))
+        cuda = Cuda()
+        # The context takes longest, so it is made while the library is imported and the file is read.
+        with ThreadPoolExecutor(1) as beside, _mapped(engine.path / FILE) as plan:
+            started = beside.submit(cuda.start)
+            lib = load(self.name)
+            failed = started.exception()
+            if reason := cannot_run(self.name):
+                raise EngineError(f"{engine.path}: built for {engine.target!r}, but {reason}")
+            if failed is not None:
+                raise failed
+            folder.check(engine, self.target, targets.runs_on)
+            return opened(engine, lib, cuda, plan)
 
     def _refuse(self, graph: Graph, plan: Plan) -> None:
         """What would fail after minutes, before they begin."""
@@ -147,6 +155,21 @@ class TensorRt:
             strip_weights=plan.strip_weights,
             timing_cache=None if cache is None else os.fspath(cache),
         )
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, all read at once; none where there is none, since the record knows what is missing."""
+    if not path.is_file() or not path.stat().st_size:
+        yield memoryview(b"")
+        return
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ) as mapped,
+        memoryview(mapped) as content,
+    ):
+        yield content
 
 
 def run_job(job: Job, limit_s: float | None, note: Note) -> None:

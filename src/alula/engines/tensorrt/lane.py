@@ -85,10 +85,11 @@ class Loaded:
 
 @dataclass(slots=True)
 class Seen:
-    """A shape that ran here: by which profile, the shapes of all tensors, and how often launch by launch."""
+    """A shape that ran here: by which profile, where its tensors lie, and how often it ran launch by launch."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
+    arrays: Mapping[str, Array]
     runs: int = 0
 
 
@@ -178,35 +179,48 @@ class Lane:
             raise RunError(f"the size of output {unknown[0]!r} depends on values, which is not taken")
         return {**shapes, **found}
 
-    def fill(self, spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> None:
-        """Write an input into page-locked memory, padded to `shape`: rows by the first row, all else by noughts."""
-        dtype = self._dtypes[spec.name]
-        into = view(self._host[spec.name], dtype, shape)
-        if dtype != spec.dtype:
-            _check_range(spec.name, array, dtype)
-        if array.shape == shape:
-            np.copyto(into, array, casting="unsafe")
-            return
-        into[...] = 0
-        into[tuple(slice(size) for size in array.shape)] = array
-        if len(array) < shape[0]:
-            into[len(array) :] = into[0]
+    def knows(self, at: Key) -> bool:
+        """Whether the shape was prepared, which then counts as the one used last."""
+        if at in self._seen:
+            self._seen.move_to_end(at)
+        return at in self._seen
 
-    def start(self, at: Key, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def prepare(self, at: Key, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Know a shape: what the outputs' shapes are, and where all tensors lie in the host's memory."""
+        self._at.pop(profile, None)
+        found = self._reshape(profile, shapes)
+        self._at[profile] = at
+        arrays = {name: view(self._host[name], self._dtypes[name], shape) for name, shape in found.items()}
+        self._seen[at] = Seen(profile, found, arrays)
+        while len(self._seen) > MOST_SHAPES:
+            self._forget(next(iter(self._seen)))
+
+    def fill(self, name: str, array: Array, at: Key) -> None:
+        """Write an input into page-locked memory, padded to the shape: rows by the first row, all else by noughts."""
+        into = self._seen[at].arrays[name]
+        if array.shape == into.shape:
+            np.copyto(into, array, casting="unsafe")
+            written = into
+        else:
+            into[...] = 0
+            part = tuple(slice(size) for size in array.shape)
+            into[part] = array
+            into[len(array) :] = into[0]
+            written = into[part]
+        if into.dtype != array.dtype and (written != array).any():
+            raise ShapeError(f"{name}: has {_lost(written, array)}, the engine takes {into.dtype}")
+
+    def start(self, at: Key) -> bool:
         """Queue copies in, layers, copies out; whether a captured graph did it."""
         if at in self.graphs:
             self.graphs.move_to_end(at)
-            self._seen.move_to_end(at)
             self._cuda.launch(self.graphs[at], self._stream)
             return True
-        if self._at.get(profile) != at or at not in self._seen:
-            self._at.pop(profile, None)
-            runs = self._seen[at].runs if at in self._seen else 0
-            self._seen[at] = Seen(profile, self._reshape(profile, shapes), runs)
-            self._at[profile] = at
-        self._seen.move_to_end(at)
-        while len(self._seen) > MOST_SHAPES:
-            self._forget(next(iter(self._seen)))
+        seen = self._seen[at]
+        if self._at.get(seen.profile) != at:
+            self._at.pop(seen.profile, None)
+            self._reshape(seen.profile, {spec.name: seen.shapes[spec.name] for spec in self._inputs})
+            self._at[seen.profile] = at
         self._enqueue(at)
         return False
 
@@ -216,7 +230,7 @@ class Lane:
 
     def output(self, name: str, at: Key) -> Array:
         """An output of the request that is done, in the lane's own memory."""
-        return view(self._host[name], self._dtypes[name], self._seen[at].shapes[name])
+        return self._seen[at].arrays[name]
 
     def comes_again(self, at: Key) -> bool:
         """Count a run launch by launch; whether the shape had one before, so that capturing it pays."""
@@ -281,11 +295,6 @@ class Lane:
             self._cuda.destroy_stream(self._stream)
 
 
-def _check_range(name: str, array: Array, dtype: str) -> None:
-    """Refuse whole numbers that the engine's narrower type cannot hold."""
-    if not array.size or np.dtype(dtype).kind != "i":
-        return
-    bounds = np.iinfo(dtype)
-    low, high = int(array.min()), int(array.max())
-    if low < bounds.min or high > bounds.max:
-        raise ShapeError(f"{name}: has {low if low < bounds.min else high}, the engine takes {dtype}")
+def _lost(written: Array, array: Array) -> object:
+    """The first number that the engine's type does not hold."""
+    return array[written != array].flat[0].item()

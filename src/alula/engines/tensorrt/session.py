@@ -94,7 +94,8 @@ class TensorRtSession:
         """Queue a request; where all lanes are taken, the oldest request is waited for first."""
         loaded = self._usable()
         sizes = admit(self.inputs, self._plan.profile, feeds)
-        pick(self._plan.profiles, sizes)
+        if self._plan.tuned:
+            pick(self._plan.profiles, sizes)
         key = tuple(sizes[axis] for axis in self._axes)
         at = padded(key, self.buckets, self._may_grow)
         lane = self._lane(loaded)
@@ -176,11 +177,13 @@ class TensorRtSession:
         return self._free.pop(0)
 
     def _start(self, lane: Lane, at: Key, feeds: Feeds) -> bool:
-        sizes = dict(zip(self._axes, at, strict=True))
-        shapes = {spec.name: spec.sized(sizes) for spec in self.inputs}
-        for spec in self.inputs:
-            lane.fill(spec, feeds[spec.name], shapes[spec.name])
-        return lane.start(at, pick(self._plan.profiles, sizes), shapes)
+        if not lane.knows(at):
+            sizes = dict(zip(self._axes, at, strict=True))
+            shapes = {spec.name: spec.sized(sizes) for spec in self.inputs}
+            lane.prepare(at, pick(self._plan.profiles, sizes), shapes)
+        for name, array in feeds.items():
+            lane.fill(name, array, at)
+        return lane.start(at)
 
     def _timed(self, lane: Lane, at: Key, feeds: Feeds) -> float:
         start = perf_counter()
@@ -198,8 +201,7 @@ class TensorRtSession:
 
 
 def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> TensorRtSession:
-    """A session on the bytes of an engine, which need not outlive the call."""
-    cuda.start()
+    """A session on the bytes of an engine, which need not outlive the call; CUDA was started."""
     heard = listener(lib)
     runtime = lib.module.Runtime(heard)
     if engine.plan.portable:

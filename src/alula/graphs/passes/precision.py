@@ -17,6 +17,7 @@ from alula.graphs.passes.choice import (
     chosen_nodes,
     float_producers,
     is_quantised,
+    keeps_statistics,
 )
 from alula.graphs.passes.edit import Editor, first_input, is_constant
 from alula.graphs.passes.fits import fits, table_fits
@@ -84,9 +85,11 @@ class ToHalf(InPlacePass):
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
-        """Norms are fp32, softmax unless the policy says otherwise, and the outputs."""
+        """Norms and softmax are fp32 unless the policy says otherwise, statistics always, and so are the outputs."""
         kept = NORMS if self.policy.scores else NORMS | {"Softmax"}
         for node in model.graph:
+            if self.policy.norms and keeps_statistics(node):
+                continue
             if node.op_type in kept and node.outputs[0].dtype != FP32:
                 raise PostconditionError(f"{node.name}: {node.op_type} is {node.outputs[0].dtype}")
         for value in model.graph.outputs:
