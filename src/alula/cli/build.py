@@ -76,13 +76,15 @@ def build(
         show_default="2:128:512, cut to what the model takes",
     ),
     height: str | None = typer.Option(
-        None, metavar="MIN:OPT:MAX", help="Pixels, where the model leaves them open."
+        None,
+        metavar="MIN:OPT:MAX",
+        help="Pixels. A classifier of images has one size unless these are given.",
     ),
     width: str | None = typer.Option(
         None,
         metavar="MIN:OPT:MAX",
-        help="Pixels, where the model leaves them open.",
-        show_default="32:320:2048",
+        help="Pixels. A classifier of images has one size unless these are given.",
+        show_default="32:320:2048 for lines of text",
     ),
     axis: list[str] = typer.Option(
         [], metavar="NAME=MIN:OPT:MAX", help="Sizes of any axis; can be repeated."
