@@ -6,6 +6,16 @@ from pathlib import Path
 
 import packaged
 import pytest
+from gpus import REASON
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What no GPU proved is said at the end, where it is read."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "NOT RUN ON A GPU" in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_sep(
+            "!", f"{len(skipped)} tests of the TensorRT run side were NOT RUN ON A GPU: {REASON}", yellow=True
+        )
 
 
 @pytest.fixture(scope="session")
