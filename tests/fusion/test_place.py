@@ -10,7 +10,7 @@ from made import graph, layer
 from alula.core.nodes import Nodes
 from alula.fusion import Layer
 from alula.fusion.place import place
-from alula.fusion.removed import CAST, CONSTANT, NOTHING, SCALE, SHAPE, UNKNOWN, UNREAD
+from alula.fusion.removed import CAST, CONSTANT, NOTHING, SCALE, SHAPE, SIZES, UNKNOWN, UNREAD
 
 LINEAR = graph("product = MatMul(x, w)", "sum = Add(product, b)", "gelu = Gelu(sum)")
 
@@ -189,6 +189,14 @@ def test_a_removed_node_has_a_reason(node: str, why: str) -> None:
     nodes = graph(node, "product = MatMul(gone, w)")
     # The layer reads a value of its own: nothing says that it does what the node does.
     assert reasons(nodes, layer("MatMul", "elsewhere", "product")) == {"gone": why}
+
+
+def test_what_only_says_a_size_is_said_so() -> None:
+    nodes = graph("ends = Concat(x, b)", "wide = Reshape(y, ends)", "z = MatMul(wide, w)", inputs="x y")
+    layers = (layer("Reshape", "y", "wide", named=("wide",), role="view"), layer("MatMul", "wide", "z"))
+    assert reasons(nodes, *layers) == {"ends": SIZES}
+    data = graph("ends = Concat(x, b)", "wide = Reshape(ends, b)", "z = MatMul(wide, w)")
+    assert reasons(data, *layers) == {"ends": UNKNOWN}
 
 
 def test_what_only_removed_nodes_read_is_said_so() -> None:

@@ -34,14 +34,8 @@ GRAPH = graph(
 
 
 def node(name: str, op: str, reads: str, gives: str, **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "op_type": op,
-        "domain": "",
-        "inputs": reads.split(),
-        "outputs": gives.split(),
-        **more,
-    }
+    ends = {"inputs": reads.split(), "outputs": gives.split()}
+    return {"name": name, "op_type": op, "domain": "", **ends, **more}
 
 
 def document(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -152,6 +146,13 @@ def test_layers_of_one_name_take_their_times_in_order() -> None:
         times=[{"name": "BiasGelu", "timeMs": 1.0}, {"name": "BiasGelu", "timeMs": 2.0}],
     )
     assert [layer.time_ms for layer in report_of(twice).layers] == [1.0, 2.0]
+
+
+def test_onnxruntime_names_a_node_by_its_layout_and_a_number_too() -> None:
+    first = node("product_nchwc", "Conv", "elsewhere w", "t", domain="com.microsoft.nchwc")
+    blocked = document(first, node("y_token_3", "Relu", "elsewhere", "u"))
+    layers = report_of(blocked, GRAPH).layers
+    assert [(layer.kind, layer.nodes) for layer in layers] == [("nchwc.Conv", ("product",)), ("Relu", ("y",))]
 
 
 def test_what_trtexec_profiled_are_times_of_one_call() -> None:

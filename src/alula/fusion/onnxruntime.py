@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from alula.fusion.values import Layer, Listing, Role, Value
 from alula.fusion.words import FLOATING, precision_of, type_named
 
 SCHEMA = "ONNX Runtime's optimised model"
+
+# What it puts behind a node's name: the layout of a convolution's data, and a number where a name is taken.
+_ADDED = re.compile(r"(_nchwc|_token_\d+)+$")
 
 _ROLES: Mapping[str, Role] = {
     "ReorderInput": "reformat",
@@ -77,9 +81,9 @@ def _layer(raw: Mapping[str, Any], values: Mapping[str, Value], constants: froze
         precision = next((value.dtype for value in outputs), "")
     return Layer(
         name=name,
-        kind=f"{domain}.{kind}" if domain else kind,
+        kind=f"{domain.removeprefix('com.microsoft')}.{kind}".removeprefix("."),
         role=role,
-        named=(name,),
+        named=(name, _ADDED.sub("", name)),
         precision=precision,
         inputs=tuple(value for value in inputs if value.name not in constants),
         outputs=outputs,

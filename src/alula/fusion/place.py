@@ -131,6 +131,7 @@ class Placing:
         readers = self._readers.get(at, set())
         why = why_removed(
             node,
+            [self.graph.nodes[reader] for reader in readers],
             constant=not self._grounds(at),
             same_as=self._twin(at),
             unread=bool(readers) and readers <= gone,

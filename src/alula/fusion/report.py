@@ -139,7 +139,7 @@ def by_kind(report: Report) -> list[tuple[str, int, float | None]]:
 def kind_of(layer: Layer) -> str:
     """The runtime's word for a layer; with its role, where the word does not say that it only moves or casts."""
     kind = layer.kind or "unnamed"
-    told = layer.role in {"compute", "quantize"} or kind in _SAYS_ROLE
+    told = layer.role in {"compute", "quantize"} or kind.rpartition(".")[2] in _SAYS_ROLE
     return kind if told else f"{kind} ({layer.role})"
 
 
