@@ -123,3 +123,15 @@ def test_other_axes_are_named_in_full() -> None:
     )
     command = rebuild_command(manifest(plan), Path("b"))
     assert command.endswith("--batch 1:1:1 --width 32:64:96 --axis depth=1:2:3")
+
+
+def test_the_inputs_of_an_onnx_file_are_stated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = TensorSpec(name="x", dtype="float32", shape=("batch", 3, "height", 32), range=(0.0, 1.0))
+    part = Part(name="encoder", inputs=(pixels, replace(pixels, name="y", range=None)), outputs=())
+    model = replace(TEXTS, name="net", task="tensors", pooling="", vocab_size=0, parts=(part,))
+    profile = Profile({"batch": Range(1, 1, 1), "height": Range(32, 64, 96)})
+    request = asked(
+        rebuild_command(manifest(Plan(profile=profile), model, "net.onnx"), Path("b")), monkeypatch
+    )
+    assert (request.task, request.inputs) == ("tensors", part.inputs)
+    assert request.axes == profile.axes
