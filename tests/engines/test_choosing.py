@@ -172,8 +172,8 @@ def test_what_tensorrt_8_lacks_is_said_before_a_build(monkeypatch: pytest.Monkey
 
 def test_choosing_an_engine_loads_no_other_vendor() -> None:
     script = (
-        "import sys; from alula.engines import backend; backend('fake'); "
-        "print(sorted({'torch', 'openvino', 'onnxruntime', 'tensorrt_rtx_bindings', 'cuda'} & set(sys.modules)))"
+        "import sys; from alula.engines import backend, resolve; backend('fake'); resolve('auto'); "
+        "print(sorted({'torch', 'openvino', 'onnxruntime', 'tensorrt_rtx_bindings', 'tensorrt'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
