@@ -228,28 +228,32 @@ def test_a_cpu_engine_refuses_what_it_cannot_obey_by_name(
     engine: str, option: str, wanted: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError) as error:
-        refuse_disobeyed(engine, Wanted(**wanted), Traits())
+        refuse_disobeyed(engine, {}, Wanted(**wanted), Traits())
     assert str(error.value) == (
         f"{option} is not for {engine}, which has nothing like it; it is for tensorrt, tensorrt-rtx"
     )
-    refuse_disobeyed("tensorrt", Wanted(**wanted), Traits())
+    refuse_disobeyed("tensorrt", {}, Wanted(**wanted), Traits())
 
 
 def test_a_cpu_engine_takes_one_profile() -> None:
-    refuse_disobeyed("openvino", Wanted(profiles=(sizes(batch=(1, 1, 1)),)), Traits())
+    refuse_disobeyed("openvino", {}, Wanted(profiles=(sizes(batch=(1, 1, 1)),)), Traits())
     several = Wanted(profiles=(sizes(batch=(1, 1, 1)), sizes(batch=(8, 8, 8))))
     with pytest.raises(
         InputError, match=r"^2 profiles; openvino takes one, and is as fast anywhere within it: "
     ):
-        refuse_disobeyed("openvino", several, Traits())
-    refuse_disobeyed("tensorrt", several, Traits())
+        refuse_disobeyed("openvino", {}, several, Traits())
+    one = Wanted(profiles=(sizes(batch=(1, 1, 1)),))
+    with pytest.raises(InputError, match=r"^2 profiles; openvino takes one"):
+        refuse_disobeyed("openvino", sizes(batch=(1, 8, 64)), one, Traits())
+    refuse_disobeyed("openvino", sizes(length=(1, 8, 64)), one, Traits())
+    refuse_disobeyed("tensorrt", {}, several, Traits())
 
 
 def test_what_this_version_cannot_obey_or_compile_is_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match=r"^--strip-weights: TensorRT 8\.6 cannot$"):
-        refuse_disobeyed("tensorrt", Wanted(strip_weights=True), OLD)
+        refuse_disobeyed("tensorrt", {}, Wanted(strip_weights=True), OLD)
     with pytest.raises(InputError, match=r"^nothing can be compiled for tensorrt here: there is no GPU$"):
-        refuse_disobeyed("tensorrt", Wanted(), Traits(cannot_compile="there is no GPU"))
+        refuse_disobeyed("tensorrt", {}, Wanted(), Traits(cannot_compile="there is no GPU"))
 
 
 def test_a_precision_that_this_version_lacks_is_left_out_or_refused_with_the_reason() -> None:

@@ -158,7 +158,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     """Make every choice, and refuse what cannot be built before any work is done."""
     engine = resolve(request.target)
     traits = traits_of(engine)
-    refuse_disobeyed(engine, request.compiling, traits)
+    refuse_disobeyed(engine, request.axes, request.compiling, traits)
     precisions = provable(precisions_here(engine, request.precision, traits), request)
     opset = opset_here(engine, request.opset, traits)
     choice("calibration", request.calibration, METHODS)

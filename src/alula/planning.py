@@ -83,16 +83,17 @@ def opset_here(engine: str, asked: int | None, traits: Traits) -> int | None:
     return asked
 
 
-def refuse_disobeyed(engine: str, wanted: Wanted, traits: Traits) -> None:
+def refuse_disobeyed(engine: str, axes: Mapping[str, Range], wanted: Wanted, traits: Traits) -> None:
     """Refuse what an engine, or the version of it that is here, cannot obey."""
+    profiles = len(wanted.profiles) + _all_replace(axes, wanted)
     if engine not in GPU:
         if wanted.settings:
             raise InputError(
                 f"{wanted.settings[0]} is not for {engine}, which has nothing like it; it is for {', '.join(GPU)}"
             )
-        if len(wanted.profiles) > 1:
+        if profiles > 1:
             raise InputError(
-                f"{len(wanted.profiles)} profiles; {engine} takes one, and is as fast anywhere within it: give the "
+                f"{profiles} profiles; {engine} takes one, and is as fast anywhere within it: give the "
                 f"sizes with --batch and --length, or one --profile; several are for {', '.join(GPU)}"
             )
     if traits.cannot_compile:
@@ -122,7 +123,7 @@ def plan_of(
     seen = seen or {}
     base = _complete(spec, axes, seen)
     profiles = [_complete(spec, {**axes, **own}, seen) for own in wanted.profiles]
-    if not profiles or any(all(axis in own for own in wanted.profiles) for axis in axes):
+    if not profiles or _all_replace(axes, wanted):
         profiles.insert(0, base)
     different = tuple(profile for at, profile in enumerate(profiles) if profile not in profiles[:at])
     return Plan(
@@ -134,6 +135,11 @@ def plan_of(
         portable=wanted.portable,
         strip_weights=wanted.strip_weights,
     )
+
+
+def _all_replace(axes: Mapping[str, Range], wanted: Wanted) -> bool:
+    """Whether some range that was given is replaced by every profile."""
+    return bool(wanted.profiles) and any(all(axis in own for own in wanted.profiles) for axis in axes)
 
 
 def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range]) -> Profile:

@@ -9,7 +9,7 @@ import pytest
 from alula import engines
 from alula.core.engine import Traits
 from alula.core.errors import InputError, MissingExtraError
-from alula.engines import BACKENDS, TARGETS, backend, cuda, importable, resolve, traits
+from alula.engines import BACKENDS, TARGETS, backend, importable, resolve, traits
 from alula.engines.cuda import Device
 from alula.engines.tensorrt import backend as tensorrt
 
@@ -153,14 +153,14 @@ def test_what_a_gpus_target_can_do_here_is_said_with_the_reason(
 ) -> None:
     """Which version and GPUs there are is planted."""
     monkeypatch.setattr(tensorrt, "version_of", lambda name: version)
-    monkeypatch.setattr(cuda, "devices", lambda: gpus)
+    monkeypatch.setattr(tensorrt, "devices", lambda: gpus)
     found = traits(target)
     assert (found.cannot_run, found.cannot_compile) == (cannot_run, cannot_compile)
 
 
 def test_what_tensorrt_8_lacks_is_said_before_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "version_of", lambda name: "8.6.0")
-    monkeypatch.setattr(cuda, "devices", lambda: (H200,))
+    monkeypatch.setattr(tensorrt, "devices", lambda: (H200,))
     assert traits("tensorrt").opset == 17
     assert traits("tensorrt").lacks == {
         "bf16": "TensorRT 8.6.0 has no bf16; 10 and later have",
