@@ -11,12 +11,12 @@ import numpy as np
 
 from alula.bundles import Bundle
 from alula.core.engine import Session
-from alula.core.errors import InputError, RunError
+from alula.core.errors import DeviceLostError, InputError, RunError
 from alula.core.tensor import Array, Feeds
 from alula.engines import fake
 from alula.serve.engine_process import main
 
-ACTS = ("slow", "hang", "crash", "nan", "wrong", "broken", "bug")
+ACTS = ("slow", "hang", "crash", "nan", "wrong", "broken", "bug", "lost")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "hello", "world", "rome", "lives", *ACTS)
 IDS = {word: at for at, word in enumerate(WORDS)}
 
@@ -34,6 +34,8 @@ def obey(feeds: Feeds) -> None:
         raise InputError("axis 'length' is 9; built for 1..8")
     if (ids == IDS["broken"]).any():
         raise RunError("bad kernel")
+    if (ids == IDS["lost"]).any():
+        raise DeviceLostError("the GPU is lost to this process")
     if (ids == IDS["bug"]).any():
         raise KeyError("nobody foresaw this")
 

@@ -101,6 +101,18 @@ def test_an_engine_that_dies_of_one_request_answers_the_next(bundles: dict[str, 
         assert embed(server, "a").status_code == 200
 
 
+def test_an_engine_whose_device_is_lost_answers_so_and_is_started_again(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]]) as server:
+        before = server.engine_pid()
+        lost = embed(server, "lost")
+        assert lost.status_code == 500
+        assert "the GPU is lost to this process" in lost.text
+        wait_until(
+            lambda: server.client.get("/health/ready").status_code == 200 and server.engine_pid() != before
+        )
+        assert embed(server, "a").status_code == 200
+
+
 def test_an_engine_that_dies_too_often_is_given_up_and_the_server_is_not_live(tmp_path: Path) -> None:
     root = served.make_bundle(tmp_path / "one")
     with running([root]) as server:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from alula.core.graph import Graph
 from alula.core.profile import Profile
@@ -103,6 +103,15 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release the memory. Safe to call twice; `run` afterwards raises `RunError`."""
+        ...
+
+
+@runtime_checkable
+class Warming(Session, Protocol):
+    """A session that answers faster at shapes it was warmed up for."""
+
+    def warm_up(self, shapes: Sequence[Mapping[str, int]]) -> None:
+        """Make ready for calls of these axis sizes, and for those that padding brings to them."""
         ...
 
 

@@ -9,6 +9,7 @@
     +-- EngineError      the backend failed          (exit 1, HTTP 500)
         +-- CompileError
         +-- RunError
+            +-- DeviceLostError   (the process has to be started again)
 
 `AssertionError` is left for bugs in this package.
 """
@@ -68,3 +69,7 @@ class CompileError(EngineError):
 
 class RunError(EngineError):
     """A compiled engine failed while running."""
+
+
+class DeviceLostError(RunError):
+    """An error that stays: nothing runs on this device in this process any more, so it has to be started again."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.core.errors import EngineError, MissingExtraError, RunError
+from alula.core.errors import DeviceLostError, EngineError, MissingExtraError, RunError
 
 OUT_OF_MEMORY = 2
 
@@ -28,10 +28,6 @@ Bytes = NDArray[np.uint8]
 
 class OutOfMemoryError(RunError):
     """The GPU has not the memory that was asked for; what was there before still works."""
-
-
-class DeviceLostError(RunError):
-    """An error that stays: nothing runs on this GPU in this process any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

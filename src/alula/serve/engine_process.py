@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from alula.core.engine import Session
-from alula.core.errors import AlulaError
+from alula.core.errors import AlulaError, DeviceLostError
 from alula.serve import wire
 from alula.serve.named import Named
 from alula.serve.process import AGAIN
@@ -43,6 +43,9 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
         _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
     while True:
         _send(connection, engines.run(inbox.get()))
+        if engines.lost:
+            # Whoever sees this process end starts another one, for which the device works again.
+            os._exit(1)
 
 
 def _opener() -> Opener:
@@ -52,13 +55,17 @@ def _opener() -> Opener:
 
 
 class Engines:
-    """The sessions of this process, by the place of their bundle; every failure is an answer."""
+    """The sessions of this process, by the place of their bundle; every failure is an answer.
+
+    `lost` says that the last one ended the use of this process.
+    """
 
     def __init__(self, opener: Opener, *, threads: int = 0, again: bool = False) -> None:
         self._opener = opener
         self._threads = threads
         self._again = again
         self._sessions: dict[int, Session] = {}
+        self.lost = False
 
     def open(self, model: int, bundle: Named) -> Message:
         """Open one bundle, if it is the one the front read; one that changes meanwhile is no better."""
@@ -78,6 +85,7 @@ class Engines:
                 raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
             outputs = self._sessions[message.meta["model"]].run(message.arrays)
         except Exception as error:
+            self.lost = isinstance(error, DeviceLostError)
             return _failure(message.number, error)
         return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
 

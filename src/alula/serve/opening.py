@@ -8,12 +8,13 @@ import numpy as np
 
 from alula.bundles import Bundle, Manifest, Stored
 from alula.bundles.folder import read_json
-from alula.core.engine import Session
+from alula.core.engine import Session, Warming
 from alula.core.errors import EngineError
 from alula.core.model import Part
 from alula.core.tensor import Array, Feeds
 from alula.engines import backend
 from alula.local import local_engine
+from alula.serve.warming import shapes_to_warm
 
 PART = "encoder"
 
@@ -39,6 +40,8 @@ def open_bundle(root: Path, threads: int, prove_files: bool) -> Session:
     calibrated = engine.graph.precision.startswith("int")
     least = ALIKE_CALIBRATED if calibrated else ALIKE
     prove(session, bundle.stored, bundle.model.part(PART), root, least)
+    if isinstance(session, Warming):
+        session.warm_up(shapes_to_warm(engine.plan.profile, padded=bundle.model.reads_text))
     return session
 
 

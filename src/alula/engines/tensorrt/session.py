@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from alula.core.engine import Engine
-from alula.core.errors import EngineError, RunError
+from alula.core.errors import DeviceLostError, EngineError, RunError
 from alula.core.profile import admit, pick
 from alula.core.tensor import Array, Feeds, TensorSpec
-from alula.engines.cuda import Cuda, DeviceLostError, OutOfMemoryError
+from alula.engines.cuda import Cuda, OutOfMemoryError
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded
 from alula.engines.tensorrt.library import Library
