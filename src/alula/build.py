@@ -170,7 +170,10 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             families.refuse_without_tokenizer(checkpoint)
         left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
     spec = replace(spec, name=request.name or spec.name)
-    data = None if request.data is None else read(request.data, spec.task, skip_bad=request.skip_bad_rows)
+    data = None
+    if request.data is not None:
+        inputs = spec.part("encoder").inputs
+        data = read(request.data, spec.task, skip_bad=request.skip_bad_rows, inputs=inputs)
     seen: Mapping[str, Range] = {}
     if traffic := request.compiling.traffic:
         seen = seen_in(traffic, spec, checkpoint.root, progress, skip_bad=request.skip_bad_rows)
@@ -301,15 +304,17 @@ def _beyond_fp16(
     resolved: Resolved, evidence: tuple[Evidence, ...], promise: Promise | None, progress: Progress
 ) -> frozenset[str]:
     """What does not fit into fp16, by all samples and all of the user's rows."""
-    if not any(precision.startswith("fp16") for precision in resolved.precisions):
+    from alula.graphs import halved  # noqa: PLC0415 - not for a build that comes from the cache
+
+    policies = [policy for p in resolved.precisions if (policy := halved(resolved.engine, p)) is not None]
+    if not policies:
         return frozenset()
-    from alula.calibrate import beyond_fp16  # noqa: PLC0415 - not for a build that comes from the cache
+    from alula.calibrate import beyond_fp16  # noqa: PLC0415 - likewise
 
     feeds = [sample.feeds for sample in evidence[0].samples]
     with progress.phase("measure what leaves the range of fp16"):
-        return beyond_fp16(
-            resolved.checkpoint, resolved.spec, [*feeds, *(promise.questions if promise else ())]
-        )
+        calls = [*feeds, *(promise.questions if promise else ())]
+        return beyond_fp16(resolved.checkpoint, resolved.spec, calls, policies[0])
 
 
 def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:
@@ -339,11 +344,12 @@ def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[
 
 
 def _stored(evidence: Evidence, precision: str) -> Stored:
-    """As many samples as fit into the bundle's allowance, smallest first."""
+    """As many samples as fit into the bundle's allowance, smallest first; the user's only where there are no others."""
     size = 0
     feeds: list[Feeds] = []
     outputs: list[Feeds] = []
     pairs = evidence.pairs(precision)
+    pairs = [pair for pair in pairs if not pair[0].given] or pairs
     for sample, output in sorted(pairs, key=lambda pair: sum(array.nbytes for array in pair[1].values())):
         size += sum(array.nbytes for array in (*sample.feeds.values(), *output.values()))
         if feeds and size > STORED_BYTES:

@@ -85,16 +85,18 @@ def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
     return calibration
 
 
-def beyond_fp16(checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterable[Feeds]) -> frozenset[str]:
+def beyond_fp16(
+    checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterable[Feeds], policy: graphs.Policy
+) -> frozenset[str]:
     """Names of the nodes that fp16 must leave in fp32, from the largest magnitudes over all these calls."""
-    model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"))
+    model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"), policy)
     largest = dict.fromkeys(names, 0.0)
     with running(model, profile_over(spec, feeds)) as session:
         for call in feeds:
             outputs = session.run(call)
             for name in names:
                 largest[name] = max(largest[name], float(outputs[name]))
-    return graphs.beyond_fp16(families.write(checkpoint, spec, "encoder"), largest)
+    return graphs.beyond_fp16(families.write(checkpoint, spec, "encoder"), largest, policy)
 
 
 def save(calibration: Calibration, path: Path) -> None:
@@ -175,7 +177,7 @@ def _counted(feeds: Iterable[Feeds]) -> tuple[str, int, int]:
     """SHA-256 over names, types, shapes and contents of all arrays, and how many rows and tokens they hold."""
     total, rows, tokens = hashlib.sha256(), 0, 0
     for call in feeds:
-        rows += len(next(iter(call.values())))
+        rows += len(np.atleast_1d(next(iter(call.values()))))
         tokens += int(call["attention_mask"].sum()) if "attention_mask" in call else 0
         for name, array in sorted(call.items()):
             total.update(f"{name} {array.dtype} {array.shape}\n".encode())

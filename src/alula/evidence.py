@@ -151,7 +151,8 @@ def judge_all(  # noqa: PLR0913 - six, which is as many as a function may have h
     checks = [
         check for item in evidence for check in item.judge(candidate, spec, precision, promised=promised)
     ]
-    drawn = draw(spec, profile, seed=1)
+    # Of a model that nothing is known of, the samples of the reference are those that it takes.
+    drawn = evidence[0].samples if spec.task == TENSORS else draw(spec, profile, seed=1)
     held = spec.comes_in if precision == "fp32" else precision
     return (*checks, *invariance(candidate, drawn, spec, profile, held))
 
@@ -165,6 +166,56 @@ def _asked(
         outputs=tuple(session.run(sample.feeds) for sample in samples),
         promise=promise,
         promised=() if promise is None else promise.questions.ask(session),
+    )
+
+
+def _asked_for_arrays(
+    reference: Reference,
+    session: Session,
+    samples: Sequence[Sample],
+    spec: ModelSpec,
+    promise: Promise | None,
+) -> Evidence:
+    """Drawn calls, and some of the user's: beside those, drawn ones that the model cannot take are left out."""
+    answers: list[tuple[Sample, Feeds]] = []
+    if promise is not None:
+        asked = promise.questions
+        real = [asked.sample(at) for at in asked.some(SOME_ROWS)]
+        answers = [(sample, session.run(sample.feeds)) for sample in real]
+    for sample in samples:
+        outputs, why = _tried(session, sample)
+        if not why:
+            answers.append((sample, outputs))
+        elif promise is None:
+            raise InputError(_not_taken(sample, why, spec))
+    return Evidence(
+        reference=reference,
+        samples=tuple(sample for sample, _ in answers),
+        outputs=tuple(outputs for _, outputs in answers),
+        promise=promise,
+        promised=() if promise is None else promise.questions.ask(session),
+    )
+
+
+def _tried(session: Session, sample: Sample) -> tuple[Feeds, str]:
+    """What a session gives, and what is wrong with it."""
+    try:
+        outputs = session.run(sample.feeds)
+    except RunError as error:
+        return {}, f"it fails: {error}"
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            return {}, f"it gives NaN for {name!r}"
+    return outputs, ""
+
+
+def _not_taken(sample: Sample, why: str, spec: ModelSpec) -> str:
+    sizes = ", ".join(f"{axis} {size}" for axis, size in sample.sizes(spec).items())
+    stated = " ".join(f"--inputs '{tensor}'" for tensor in spec.parts[0].inputs)
+    return (
+        f"{spec.name} itself does not take what was drawn for it ({sample.name}{sizes and ': ' + sizes}): {why}; "
+        "give real calls with --data FOLDER, or state what it takes: axes that go together by one name, values by "
+        f"their range, :LOW:HIGH; now it is {stated}"
     )
 
 
@@ -188,6 +239,8 @@ def _own_graph(
     from alula.running import running  # noqa: PLC0415 - onnx_ir takes most of a second to import
 
     with running(families.write(checkpoint, spec, "encoder"), profile) as session:
+        if spec.task == TENSORS:
+            return _asked_for_arrays("own-graph", session, samples, spec, promise)
         return _asked("own-graph", session, samples, promise)
 
 
@@ -204,28 +257,8 @@ def _onnx_file(
     original = families.original(checkpoint, spec)
     with running_file(original.path, spec.part("encoder"), profile, original.outputs) as session:
         if spec.task == TENSORS:
-            _refuse_undefined(session, samples, spec)
+            return _asked_for_arrays("onnx-file", session, samples, spec, promise)
         return _asked("onnx-file", session, samples, promise)
-
-
-def _refuse_undefined(session: Session, samples: Sequence[Sample], spec: ModelSpec) -> None:
-    """Refuse, before anything is compiled, sizes and values that the file itself cannot take."""
-    stated = ", ".join(f"'{tensor}'" for tensor in spec.parts[0].inputs)
-    for sample in samples:
-        shown = ", ".join(f"{axis} {size}" for axis, size in sample.sizes(spec).items()) or "fixed sizes"
-        try:
-            outputs = session.run(sample.feeds)
-        except RunError as error:
-            raise InputError(
-                f"the file itself fails on {sample.name} ({shown}): {error}; axes that go together have one name, and "
-                f"values a range :LOW:HIGH, which --inputs says; now it is {stated}"
-            ) from error
-        for name, array in outputs.items():
-            if array.dtype.kind == "f" and np.isnan(array).any():
-                raise InputError(
-                    f"the file itself gives NaN for {name!r} on {sample.name} ({shown}); where inputs have a range, "
-                    f"--inputs says so, such as 'NAME=DTYPE[...]:LOW:HIGH'; now it is {stated}"
-                )
 
 
 def _golden(spec: ModelSpec, profile: Profile) -> Evidence:

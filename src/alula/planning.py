@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 from alula.core.engine import Plan, Traits
 from alula.core.errors import InputError
@@ -178,12 +178,16 @@ def seen_in(
     from alula.questions import sizes_of  # noqa: PLC0415
 
     with progress.phase(f"read the traffic in {traffic.name}"):
-        data = read(traffic, spec.task, skip_bad=skip_bad)
+        data = read(traffic, spec.task, skip_bad=skip_bad, inputs=spec.part("encoder").inputs)
         sizes = sizes_of(data, spec, folder)
     if not sizes:
         raise InputError(f"--profile-from {traffic}: {spec.name} has no axis that its rows decide")
     most = spec.max_length if spec.reads_text else None
-    ranges = {axis: range_of(found, DEFAULT_AXES.get(axis), most) for axis, found in sizes.items()}
+    if spec.task == TENSORS:
+        # A size that nobody gave may be one that the network does not take.
+        ranges = {axis: Range(min(found), median_low(found), max(found)) for axis, found in sizes.items()}
+    else:
+        ranges = {axis: range_of(found, DEFAULT_AXES.get(axis), most) for axis, found in sizes.items()}
     shown = ", ".join(f"{axis} {sizes}" for axis, sizes in ranges.items())
     with progress.phase(f"profile from {len(data.examples)} rows of {traffic.name}: {shown}"):
         return ranges

@@ -29,8 +29,9 @@ from alula.core.engine import Session
 from alula.core.errors import InputError, RunError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
-from alula.core.tensor import Feeds
-from alula.data import Dataset, Example
+from alula.core.tensor import Feeds, axis_sizes
+from alula.core.words import TENSORS
+from alula.data import Dataset, Example, read_feeds
 from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
 
 BUDGET = 0.004
@@ -44,8 +45,8 @@ CELLS = 1024
 KEPT_BYTES = 256 << 20
 """Decoded images that are kept between runs; the others are decoded each time they are asked."""
 
-Item: TypeAlias = Row | Pixels
-"""One row as its codec made it."""
+Item: TypeAlias = Row | Pixels | Feeds
+"""One row as its codec made it; of a model that takes arrays, one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +58,17 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """Every row of a data set, in calls of rows alike in length; a pair of texts to be embedded is two rows."""
+    """Every row of a data set, in calls of rows alike in length; a pair of texts to be embedded is two rows.
+
+    Where calls are `whole`, each is as the user gave it: nothing fills it, and nothing of it is cut.
+    """
 
     spec: ModelSpec
     data: Dataset
     rows: Sequence[Item]
     calls: tuple[Call, ...]
     collate: Callable[[Sequence[Item]], Feeds]
+    whole: bool = False
 
     def feeds(self, call: Call) -> Feeds:
         """One call as an engine takes it; rows beyond the call's own only fill the smallest batch."""
@@ -72,7 +77,7 @@ class Questions:
     def __iter__(self) -> Iterator[Feeds]:
         """Every call with its own rows alone: what calibration sees."""
         for call in self.calls:
-            yield _first(self.feeds(call), len(call.rows))
+            yield self._own(self.feeds(call), call)
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -83,7 +88,7 @@ class Questions:
 
     def ask(self, session: Session) -> tuple[Feeds, ...]:
         """What a session answers, a mapping of arrays for each call, rows that only fill left out."""
-        return tuple(_first(session.run(self.feeds(call)), len(call.rows)) for call in self.calls)
+        return tuple(self._own(session.run(self.feeds(call)), call) for call in self.calls)
 
     def some(self, count: int) -> tuple[int, ...]:
         """Numbers of calls that hold about so many rows, evenly spread over short and long ones."""
@@ -93,7 +98,11 @@ class Questions:
 
     def sample(self, at: int) -> Sample:
         """A call as a sample of the gate."""
-        return Sample(name=f"data, call {at}", feeds=self.feeds(self.calls[at]))
+        feeds = self.feeds(self.calls[at])
+        return Sample(name=f"data, call {at}", feeds=feeds, tokens=not self.whole, given=True)
+
+    def _own(self, arrays: Feeds, call: Call) -> Feeds:
+        return arrays if self.whole else _first(arrays, len(call.rows))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +152,8 @@ class Promise:
 
 def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:
     """The rows of a data set for an engine of this profile; `folder` holds the tokenizer or the image processor."""
+    if spec.task == TENSORS:
+        return _arrays(data, spec, profile)
     if spec.reads_text:
         return _texts(data, spec, profile, folder)
     codec = _images(spec, folder, profile)
@@ -166,6 +177,9 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
 
 def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int]]:
     """By axis that rows decide, the sizes that these have: tokens of texts, pixels of images."""
+    if spec.task == TENSORS:
+        found = [axis_sizes(spec.parts[0].inputs, feeds) for feeds in Loaded(spec, data)]
+        return {axis: [sizes[axis] for sizes in found] for axis in spec.parts[0].axes}
     if spec.reads_text:
         codec = TextCodec.open(folder, spec)
         return {"length": [len(row.ids) for example in data.examples for row in _encoded(codec, example)]}
@@ -226,6 +240,55 @@ class Decoded(Sequence[Pixels]):
         return pixels
 
 
+def _arrays(data: Dataset, spec: ModelSpec, profile: Profile) -> Questions:
+    """Every call as it is; one that the profile does not take is refused by its file."""
+    rows = Loaded(spec, data)
+    for example, feeds in zip(data.examples, rows, strict=True):
+        _refuse_outside(example.arrays, axis_sizes(spec.parts[0].inputs, feeds), profile)
+    return Questions(
+        spec=spec,
+        data=data,
+        rows=rows,
+        calls=tuple(Call(rows=(at,)) for at in range(len(rows))),
+        collate=lambda items: next(item for item in items if isinstance(item, Mapping)),
+        whole=True,
+    )
+
+
+def _refuse_outside(path: Path | None, sizes: Mapping[str, int], profile: Profile) -> None:
+    try:
+        profile.check(sizes)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; widen the profile, or leave the file out") from error
+
+
+class Loaded(Sequence[Feeds]):
+    """Arrays of calls, loaded when they are asked for; as many as fit into `KEPT_BYTES` are kept."""
+
+    def __init__(self, spec: ModelSpec, data: Dataset) -> None:
+        self._inputs, self._data = spec.parts[0].inputs, data
+        self._kept: dict[int, Feeds] = {}
+        self._room = KEPT_BYTES
+
+    def __len__(self) -> int:
+        """How many calls there are."""
+        return len(self._data.examples)
+
+    def __getitem__(self, at: Any) -> Any:
+        """One call."""
+        if at in self._kept:
+            return self._kept[at]
+        path = self._data.examples[at].arrays
+        if path is None:
+            raise InputError(f"{self._data.path}: row {self._data.examples[at].line} has no arrays")
+        feeds = read_feeds(path, self._inputs)
+        size = sum(array.nbytes for array in feeds.values())
+        if size <= self._room:
+            self._kept[at] = feeds
+            self._room -= size
+        return feeds
+
+
 def predictions(asked: Questions, outputs: Sequence[Feeds]) -> list[Prediction]:
     """What answers say of each example, decoded; None where they cannot be."""
     single: dict[int, Prediction] = {}
@@ -239,13 +302,15 @@ def predictions(asked: Questions, outputs: Sequence[Feeds]) -> list[Prediction]:
 
 
 def _apart(asked: Questions, call: Call, outputs: Feeds) -> Sequence[Feeds]:
-    """The outputs of a call, row by row."""
+    """The outputs of a call, row by row, or as they are where calls are whole."""
+    if asked.whole:
+        return [outputs]
     rows = [row for row in (asked.rows[at] for at in call.rows) if isinstance(row, Row)]
     return row_outputs(outputs, rows, asked.spec) if rows else each_image(outputs, len(call.rows))
 
 
 def _pixels(items: Sequence[Item]) -> list[Pixels]:
-    return [item for item in items if not isinstance(item, Row)]
+    return [item for item in items if isinstance(item, np.ndarray)]
 
 
 Decode: TypeAlias = Callable[[Feeds, Any, Example, ModelSpec], Prediction]
@@ -254,6 +319,12 @@ Decode: TypeAlias = Callable[[Feeds, Any, Example, ModelSpec], Prediction]
 def _spans(outputs: Feeds, row: Row, example: Example, spec: ModelSpec) -> Prediction:
     found = entities(outputs, row, example.texts[0], spec)
     return tuple((entity.start, entity.end, entity.entity_group) for entity in found)
+
+
+def _defined(outputs: Feeds) -> Prediction:
+    """The arrays as they are, if no number of them is NaN."""
+    floats = [array for array in outputs.values() if array.dtype.kind == "f"]
+    return None if any(np.isnan(array).any() for array in floats) else outputs
 
 
 def _answer(outputs: Feeds, row: Row, example: Example, spec: ModelSpec) -> Prediction:
@@ -282,6 +353,7 @@ DECODE: Mapping[str, Decode] = {
     "text-recognition": lambda outputs, row, example, spec: RecognitionCodec(spec).text(
         outputs["probabilities"]
     ),
+    "tensors": lambda outputs, row, example, spec: _defined(outputs),
 }
 """By task: the outputs of one row as what `verify.Prediction` describes."""
 

@@ -1,4 +1,4 @@
-"""A call to a model of which only the tensors are known: its arrays, from a file of numpy's and into one."""
+"""Calls to a model of which only the tensors are known: their arrays, from files of numpy's and into one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 
 from alula.core.errors import InputError
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
-from alula.data.rows import BadRow, listed, refuse_beyond, shown
+from alula.data.rows import BadRow, Fields, Row, Rows, listed, refuse_beyond, shown
 
 ENDINGS = (".npz", ".npy")
+
+MAX_CALLS = 10_000
+"""Each is run once per precision, and what the reference gives for it is kept."""
 
 
 def read_feeds(path: Path, inputs: Sequence[TensorSpec]) -> Feeds:
@@ -41,6 +44,26 @@ def feeds_of(path: Path, inputs: Sequence[TensorSpec]) -> Feeds:
     except InputError as error:
         raise BadRow(f"{error}; expected {expected}") from error
     return feeds
+
+
+def calls(path: Path, inputs: Sequence[TensorSpec]) -> Rows:
+    """The files of a folder, or one file, in the order of their names; each is read, and one that fits not is bad."""
+    if not path.exists():
+        raise InputError(
+            f"{shown(path)} does not exist; expected a folder of {' or '.join(ENDINGS)}, one call a file"
+        )
+    files = [path]
+    if path.is_dir():
+        files = sorted(item for item in path.iterdir() if not item.name.startswith("."))
+    if len(files) > MAX_CALLS:
+        raise InputError(f"{shown(path)} holds more than {MAX_CALLS} calls; draw some from it")
+    for at, file in enumerate(files, start=1):
+        try:
+            feeds_of(file, inputs)
+            fields: Fields | BadRow = {"arrays": file}
+        except BadRow as error:
+            fields = error
+        yield Row(where=shown(file), name=shown(file.name), line=at, fields=fields)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:

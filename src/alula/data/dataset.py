@@ -18,10 +18,14 @@ Label: TypeAlias = str | float | tuple[str, ...] | tuple[Span, ...] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row: one text or two, or an image (its file, or its bytes); its label, and the line it begins on."""
+    """One row: one text or two, or an image (its file, or its bytes); its label, and the line it begins on.
+
+    Of a model that takes arrays it is one call: their file, and its name as the text.
+    """
 
     texts: tuple[str, ...] = ()
     image: Path | bytes | None = None
+    arrays: Path | None = None
     label: Label = None
     line: int
 
@@ -30,8 +34,8 @@ class Example:
 class Dataset:
     """The rows of a file or folder that are used, alike in texts and labels, and why the others are not.
 
-    `digest` is the SHA-256 over texts, bytes of images and labels in their order: another file with the same rows has
-    the same one.
+    `digest` is the SHA-256 over texts, bytes of images and of arrays, and labels in their order: another file with the
+    same rows has the same one.
     """
 
     path: Path
@@ -51,15 +55,14 @@ class Dataset:
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """SHA-256 over texts, images and labels, one line of JSON for each example."""
+    """SHA-256 over texts, images, arrays and labels, one line of JSON for each example."""
     total = hashlib.sha256()
     for example in examples:
         row: list[object] = [example.texts, example.label]
-        if example.image is not None:
-            row.append(_digest_of_image(example.image))
+        row += [_digest_of(content) for content in (example.image, example.arrays) if content is not None]
         total.update(json.dumps(row).encode() + b"\n")
     return total.hexdigest()
 
 
-def _digest_of_image(image: Path | bytes) -> str:
-    return hashlib.sha256(image if isinstance(image, bytes) else image.read_bytes()).hexdigest()
+def _digest_of(content: Path | bytes) -> str:
+    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()

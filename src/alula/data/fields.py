@@ -30,6 +30,9 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 }
 """The fields a task takes its label from; a row uses one of them or none."""
 
+ARRAYS = "arrays"
+"""The field of a call to a model that takes arrays: their file."""
+
 SCORED = frozenset({"embeddings", "reranking"})
 """Tasks whose label is a number whatever the field is called."""
 
@@ -63,6 +66,8 @@ def check_columns(where: str, names: tuple[str, ...], task: str, must: str) -> N
 
 def example_of(fields: Fields, task: str, line: int, base: Path) -> Example:
     """The example that a row spells, or a `BadRow` that says what is wrong with it; `base` is where its paths begin."""
+    if isinstance(call := fields.get(ARRAYS), Path):
+        return Example(texts=(call.name,), arrays=call, line=line)
     if task in IMAGE_TASKS:
         return Example(image=image_of(fields, base), label=_image_label(fields, task), line=line)
     if task in ONE_TEXT and fields.get(tagged.TOKENS) is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from alula.core.errors import InputError
-from alula.core.words import IMAGE_TASKS, TASKS, choice
-from alula.data import folders, layouts
+from alula.core.tensor import TensorSpec
+from alula.core.words import IMAGE_TASKS, TASKS, TENSORS, choice
+from alula.data import arrays, folders, layouts
 from alula.data.dataset import Dataset, Example, digest_of
 from alula.data.fields import example_of
 from alula.data.forms import FORMS
@@ -16,8 +18,8 @@ from alula.data.rows import BadRow, Row, Rows, refuse_beyond, shown
 ENDINGS = (*FORMS, *layouts.ENDINGS)
 
 
-def read(path: Path, task: str, *, skip_bad: bool = False) -> Dataset:
-    """The rows of a file or folder as examples of a task.
+def read(path: Path, task: str, *, skip_bad: bool = False, inputs: Sequence[TensorSpec] = ()) -> Dataset:
+    """The rows of a file or folder as examples of a task; `inputs` are what a call holds where the task is tensors.
 
     A row that cannot be used refuses the set, or with `skip_bad` is left out and named in `skipped`; a set with
     nothing in it is refused.
@@ -25,7 +27,7 @@ def read(path: Path, task: str, *, skip_bad: bool = False) -> Dataset:
     choice("task", task, TASKS)
     try:
         base = path if path.is_dir() else path.parent
-        examples, skipped = _examples(_rows(path, task), task, base, skip_bad=skip_bad)
+        examples, skipped = _examples(_rows(path, task, inputs), task, base, skip_bad=skip_bad)
         if not examples:
             raise InputError(_nothing(path, skipped))
         digest = digest_of(examples)
@@ -34,7 +36,9 @@ def read(path: Path, task: str, *, skip_bad: bool = False) -> Dataset:
     return Dataset(path=path, examples=tuple(examples), skipped=tuple(skipped), digest=digest)
 
 
-def _rows(path: Path, task: str) -> Rows:
+def _rows(path: Path, task: str, inputs: Sequence[TensorSpec]) -> Rows:
+    if task == TENSORS:
+        return arrays.calls(path, inputs)
     files = layouts.files_of(path)
     if files:
         from alula.data import tables  # noqa: PLC0415 - it imports pyarrow

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from alula.core.check import Reference
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
+from alula.core.tensor import Feeds
 from alula.verify import characters
 from alula.verify.budget import BEST, Clause, Verdict, clauses_for, verdict
 from alula.verify.intervals import Interval, Rows, bootstrap, paired_difference
@@ -23,12 +24,13 @@ Span: TypeAlias = tuple[int, int, str]
 
 Vectors: TypeAlias = NDArray[np.floating]
 
-Prediction: TypeAlias = Vectors | str | float | tuple[str, ...] | tuple[Span, ...] | None
+Prediction: TypeAlias = Vectors | str | float | tuple[str, ...] | tuple[Span, ...] | Feeds | None
 """What a model says of one row, decoded, by task.
 
 Embeddings: an array with one row per text; classification: a label, or a tuple of them where the model gives each by
 itself; one label and reranking: a score; token labels: spans as in the data; question answering: the answer's text;
-image classification: a tuple of labels, the best `BEST` of them first; text recognition: the line's text.
+image classification: a tuple of labels, the best `BEST` of them first; text recognition: the line's text; tensors: the
+arrays of one call by output.
 None stands for outputs that cannot be decoded, NaN above all: one of them and the metric is NaN.
 """
 

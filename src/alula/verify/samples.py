@@ -37,13 +37,15 @@ Ids: TypeAlias = NDArray[np.int64]
 class Sample:
     """One call to compare, and what it is about; `drawn` ones hold random ids or pixels, the others real ones.
 
-    Of a model that nothing is known of but its tensors, no feed is a mask of `tokens`, whatever its name is.
+    Of a model that nothing is known of but its tensors, no feed is a mask of `tokens`, whatever its name is. `given`
+    ones are of the user's own data.
     """
 
     name: str
     feeds: Feeds
     drawn: bool = False
     tokens: bool = True
+    given: bool = False
 
     @property
     def mask(self) -> Flags:
