@@ -152,7 +152,7 @@ def _value(raw: Mapping[str, Any]) -> Value:
     if "Format/Datatype" in raw:
         dtype = type_in(str(raw["Format/Datatype"]))
     else:
-        # NVIDIA's own guide spells it DataType, the documents of 11.0 spell it Datatype.
+        # 11.0 spells it Datatype in layers, and DataType in what goes in and out.
         dtype = type_named(str(raw.get("Datatype") or raw.get("DataType") or ""))
     dimensions = raw.get("Dimensions")
     shape: tuple[Dim, ...] | None = None
