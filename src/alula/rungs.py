@@ -90,7 +90,7 @@ class Workshop:
         with progress.phase(f"compile {precision} for {self.backend.target}") as note:
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
             engine = self.backend.compile(graph, self.plan, folder, note=note)
-        kept = keep | self.beyond if precision.startswith("fp16") else keep
+        kept = keep | self._beyond(precision)
         return Candidate(precision=precision, graph=graph, engine=engine, checks=(), kept=tuple(sorted(kept)))
 
     def written(self, precision: str, keep: frozenset[str]) -> graphs.Model:
@@ -106,8 +106,14 @@ class Workshop:
         if precision == "int4-weights":
             assert self.calibration is not None
             model = graphs.pack_int4(model, smoothing=self.calibration.smoothing)
-        passes = graphs.passes_for(self.backend.name, precision, self.opset, keep=keep | self.beyond)
+        passes = graphs.passes_for(
+            self.backend.name, precision, self.opset, keep=keep | self._beyond(precision)
+        )
         return graphs.rewrite(model, passes)
+
+    def _beyond(self, precision: str) -> frozenset[str]:
+        """The nodes to leave in fp32, where the precision would make them fp16."""
+        return self.beyond if graphs.halved(self.backend.name, precision) else NO_LAYERS
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""

@@ -8,7 +8,7 @@ from alula.core.machine import cpu_features
 from alula.core.words import refuse_unless_offered
 from alula.graphs.half import fp16_passes
 from alula.graphs.passes.attention import DecomposeAttention
-from alula.graphs.passes.choice import FUSED, HALF, Policy
+from alula.graphs.passes.choice import FUSED, HALF, UNBROKEN, Policy
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.identities import DropIdentities
@@ -40,6 +40,13 @@ _OLDEST_OPSET = 17
 _TENSORRT = frozenset({"tensorrt", "tensorrt-rtx"})
 # Mixed is fp16 with more to keep.
 _FP16 = frozenset({"fp16", "fp16-mixed"})
+
+
+def halved(engine: str, precision: str) -> Policy | None:
+    """What of a graph would be fp16 for one engine at a precision; None if nothing would be."""
+    if engine in _TENSORRT and not precision.startswith(("fp32", "bf16")):
+        return UNBROKEN
+    return HALF if precision in _FP16 else None
 
 
 def passes_for(
