@@ -191,3 +191,24 @@ def test_more_than_two_gibibytes_are_written_whole(tmp_path: Path) -> None:
     tensor = load(graph.path).graph.initializers["w0"].const_value
     assert tensor is not None
     assert tensor.numpy()[-1, -1] == 0.0
+
+
+@pytest.mark.parametrize("rows", [1024, 8192])
+def test_weights_that_lie_in_another_file_are_taken_along(rows: int, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    save(stack(8192, 1024, 1), tmp_path / "theirs" / "large.onnx", "fp32")
+    model = load(tmp_path / "theirs" / "large.onnx")
+    if rows < 8192:
+        external = model.graph.initializers["w0"].const_value
+        assert isinstance(external, ir.ExternalTensor)
+        small = ir.ExternalTensor(
+            external.location, external.offset, 4 * rows * 1024, external.dtype, shape=ir.Shape([rows, 1024]),
+            name="w0", base_dir=external.base_dir,
+        )  # fmt: skip
+        model.graph.initializers["w0"].const_value = small
+    graph = save(model, tmp_path / "ours" / "g.onnx", "fp32")
+    assert sorted(files(graph.path.parent)) == (["g.onnx"] if rows < 8192 else ["g.onnx", "g.onnx.data"])
+    (tmp_path / "theirs" / "large.onnx.data").unlink()
+    session = onnxruntime.InferenceSession(graph.path, providers=["CPUExecutionProvider"])
+    x = np.ones((1, 1024), np.float32)
+    assert np.array_equal(session.run(None, {"x": x})[0], x)

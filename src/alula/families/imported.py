@@ -61,6 +61,9 @@ def _at_opset(model: ir.Model, file: Path, opset: int) -> ir.Model:
 
 def _converted(model: ir.Model, opset: int) -> ir.Model:
     """Raised by ONNX's own converter, which takes no more than 2 GiB and none that lie outside: it sees no weights."""
+    _load_small(model)
+    # Before version 4 of the format constants had to be inputs as well.
+    model.ir_version = max(model.ir_version, 4)
     with _without_weights(model) as weights:
         proto = ir.serde.serialize_model(model)
     raised = ir.serde.deserialize_model(version_converter.convert_version(proto, opset))
@@ -70,6 +73,17 @@ def _converted(model: ir.Model, opset: int) -> ir.Model:
             value.const_value = weights[value.name]
             raised.graph.register_initializer(value)
     return raised
+
+
+def _load_small(model: ir.Model) -> None:
+    """What the converter is to see, brought in from outside: it would keep a name of a file, and not know its folder."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and (
+                graph is not model.graph or tensor.nbytes <= _SMALL_BYTES
+            ):
+                value.const_value = ir.Tensor(tensor.numpy().copy(), name=tensor.name)
 
 
 @contextmanager

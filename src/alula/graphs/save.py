@@ -36,7 +36,8 @@ def save(model: ir.Model, path: Path, precision: str) -> Graph:
     with _aside(path) as folder:
         written = folder / path.name
         external = data.name if weight_bytes(model) > INLINE_BYTES else None
-        ir.save(model, written, external_data=external, size_threshold_bytes=_SMALL_TENSOR_BYTES)
+        whole = model if external else _inlined(model)
+        ir.save(whole, written, external_data=external, size_threshold_bytes=_SMALL_TENSOR_BYTES)
         if external is None:
             data.unlink(missing_ok=True)
         else:
@@ -101,6 +102,18 @@ def _aside(path: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+def _inlined(model: ir.Model) -> ir.Model:
+    """A copy that holds the weights which lie in files elsewhere: else it would name these, beside itself."""
+    if not any(True for _ in _external_tensors(model)):
+        return model
+    copy = model.clone()
+    for graph in copy.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
+    return copy
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
