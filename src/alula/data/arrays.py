@@ -79,10 +79,12 @@ def _arrays(path: Path, inputs: Sequence[TensorSpec]) -> Mapping[str, Array]:
         raise BadRow(f"is no file of arrays; expected one of: {', '.join(ENDINGS)}")
     try:
         refuse_beyond(path, path.stat().st_size)
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:
-                return {name: loaded[name] for name in loaded.files}
+        # Opened here, since numpy leaves a file open that it cannot read.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                with loaded:
+                    return {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise BadRow(f"cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
