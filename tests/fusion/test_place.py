@@ -67,6 +67,50 @@ def test_a_dropout_is_removed_whosever_name_it_lent() -> None:
     assert homes(nodes, layers[0], identity, layer("Relu", "kept", "y"))["Identity"] == ("kept",)
 
 
+def test_a_sum_that_a_convolution_takes_in_is_in_the_convolution_and_not_behind_it() -> None:
+    """ONNX Runtime's and OpenVINO's convolutions read the other branch, and name only themselves."""
+    nodes = graph(
+        "stem = Conv(x, w)",
+        "conv = Conv(stem, w)",
+        "sum = Add(conv, stem)",
+        "next = Conv(sum, w)",
+        "y = Relu(next)",
+    )
+    layers = (
+        layer("stem", "x", "s", named=("stem",)),
+        layer("conv", "s s", "t", named=("conv",)),
+        layer("next", "t", "u", named=("y",)),
+    )
+    assert homes(nodes, *layers) == {"stem": ("stem",), "conv": ("conv", "sum"), "next": ("next", "y")}
+
+
+def test_once_a_sum_is_placed_what_is_behind_it_goes_where_all_that_it_reads_is_read() -> None:
+    nodes = graph(
+        "stem = Conv(x, w)",
+        "conv = Conv(stem, w)",
+        "sum = Add(conv, stem)",
+        "gate = Mul(sum, z)",
+        "one = Relu(gate)",
+        "two = Tanh(gate)",
+        inputs="x z",
+    )
+    layers = (
+        layer("stem", "x", "s", named=("stem",)),
+        layer("conv", "s s", "t", named=("conv",)),
+        layer("one", "t z", "u", named=("one",)),
+        layer("two", "t", "v", named=("two",)),
+    )
+    found = homes(nodes, *layers)
+    assert found["conv"] == ("conv", "sum")
+    assert (found["one"], found["two"]) == (("gate", "one"), ("two",))
+
+
+def test_a_layer_that_reads_a_part_of_what_a_node_reads_does_it_where_nobody_reads_all() -> None:
+    nodes = graph("sum = Add(x, z)", "y = Relu(sum)", inputs="x z")
+    assert homes(nodes, layer("fused", "x hidden", "y")) == {"fused": ("sum", "y")}
+    assert homes(nodes, layer("other", "hidden", "y")) == {"other": ("y",)}
+
+
 def test_data_laid_out_anew_and_casts_are_looked_through_and_do_no_node() -> None:
     nodes = graph("conv = Conv(x, w)", "norm = Mul(conv, b)", "relu = Relu(norm)")
     layers = (

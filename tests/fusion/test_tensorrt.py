@@ -18,7 +18,7 @@ import pytest
 from made import SAMPLES, graph, sample
 
 from alula.core.errors import ManifestError
-from alula.fusion import Layer, Report, report_of, summary
+from alula.fusion import Layer, Report, page, report_of, summary
 from alula.fusion.report import by_precision, counts
 from alula.fusion.tensorrt import NAMES_ONLY, SCHEMA_10, SCHEMA_11, names_in
 
@@ -158,6 +158,8 @@ def test_every_sample_is_read_without_its_graph(path: Path) -> None:
     assert report.layers
     assert report.nodes is None
     assert "the graph is not at hand" in dict(summary(report))["nodes"]
+    # What was removed is not known.
+    assert "nodes removed" not in page(report, "t")
 
 
 @pytest.mark.parametrize(

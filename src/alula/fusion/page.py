@@ -115,8 +115,9 @@ def _tiles(report: Report) -> str:
             attention.verdict if attention.verdict != "none" else "-",
             f"attention, {attention.fused} of {attention.places}" if attention.places else "attention",
         ),
-        (str(found["removed"]), "nodes removed"),
     ]
+    if report.nodes is not None:
+        tiles.append((str(found["removed"]), "nodes removed"))
     if report.total_ms is not None:
         call = f" of a call of {text.ms(report.listing.call_ms)} ms" if report.listing.call_ms else ""
         tiles.append((f"{text.ms(report.total_ms)} ms", f"in layers{call}"))

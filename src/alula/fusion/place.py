@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from alula.core.nodes import Node, Nodes
@@ -101,15 +101,30 @@ class Placing:
             self._assign(inside, [at])
 
     def by_flow(self) -> None:
-        """Nodes without a layer, from the last to the first, go to layers behind them that read what they read."""
-        # What is placed here is behind what is asked for: where inputs come from can be worked out once, forwards.
+        """Nodes without a layer go to one that reads all that they read, behind them or before; then to what is left.
+
+        Where one went, others read less: a residual's sum in a convolution makes what is behind read that alone.
+        """
+        self._backwards(self._doing)
+        for at in range(len(self.graph.nodes)):
+            if self._is_left(at) and len(grounds := self._grounds(at)) > 1:
+                self._assign([at], self._before(grounds))
+        self._backwards(self._doing)
+        self._backwards(self._touching)
+
+    def _backwards(self, choose: Callable[[int, set[Ground]], set[int]]) -> None:
+        """Place nodes from the last to the first, so that the readers of each have been placed."""
+        # What is placed is behind what is asked for: where inputs come from can be worked out once, forwards.
         known: dict[int, set[Ground]] = {}
         for at in range(len(self.graph.nodes)):
             if not self._home(at):
                 known[at] = self._grounds(at, known)
         for at in reversed(known):
-            if known[at] and self.graph.nodes[at].op not in DO_NOTHING:
-                self._assign([at], self._doing(at, known[at]))
+            if known[at] and self._is_left(at):
+                self._assign([at], choose(at, known[at]))
+
+    def _is_left(self, node: int) -> bool:
+        return not self._home(node) and self.graph.nodes[node].op not in DO_NOTHING
 
     def parts(self) -> None:
         """Layers that work and have no node do a part of a node behind them that reads what they read."""
@@ -184,19 +199,31 @@ class Placing:
         return found
 
     def _doing(self, node: int, grounds: set[Ground]) -> set[int]:
-        """The layers that do a node: those of its readers, or nameless ones right before, if they read what it reads.
+        """The layers behind a node that read all it reads, or nameless ones right before those that read some of it.
 
         A layer that does what is before and behind does what is between; one whose inputs nobody tells is believed.
         """
         found: set[int] = set()
-        readers = {layer for reader in self._readers.get(node, ()) for layer in self._home(reader)}
-        for layer in self._working(readers) if self.graph.nodes[node].op not in _FREE else readers:
+        for layer in self._behind_node(node):
             nameless = {other for other in self._nameless_before(layer) if self._reads(other) & grounds}
             if nameless:
                 found |= nameless
-            elif layer in grounds or self._reads(layer) & grounds or not self.layers[layer].inputs:
+            elif layer in grounds or grounds <= self._reads(layer) or not self.layers[layer].inputs:
                 found.add(layer)
         return found
+
+    def _before(self, grounds: set[Ground]) -> set[int]:
+        """The layers among these that read the rest of them, as a convolution that adds another branch to its own."""
+        return {at for at in grounds if isinstance(at, int) and grounds - {at} <= self._reads(at)}
+
+    def _touching(self, node: int, grounds: set[Ground]) -> set[int]:
+        """The layers behind a node that read a part of what it reads."""
+        return {layer for layer in self._behind_node(node) if self._reads(layer) & grounds}
+
+    def _behind_node(self, node: int) -> set[int]:
+        """The layers of those that read what a node gives; of work, not those that only put data otherwise."""
+        readers = {layer for reader in self._readers.get(node, ()) for layer in self._home(reader)}
+        return readers if self.graph.nodes[node].op in _FREE else self._working(readers)
 
     def _worked_before(self, layer: int) -> set[int]:
         """The layers whose work this one only puts otherwise."""
