@@ -29,7 +29,7 @@ def pretended(
     engine = Engine(backend="tensorrt", target="tensorrt 8.6.0", path=to, graph=graph, plan=plan)
     loaded = Loaded(
         name="tensorrt 8.6.0",
-        module=SimpleNamespace(),
+        module=SimpleNamespace(IProfiler=object),
         engine=FakeEngine(engine, cudart),
         runtime=None,
         heard=SimpleNamespace(errors=[]),

@@ -249,6 +249,18 @@ def test_an_answer_read_before_it_is_there_is_noticed(
     assert not near(session.run(feeds(2, 6, 1)), right, feeds(2, 6, 1)["attention_mask"], 1e-3)
 
 
+def test_layers_are_timed_and_the_session_answers_as_before(session: TensorRtSession) -> None:
+    before = session.run(feeds(4, 16))
+    found = session.layer_times(feeds(4, 16), 5)
+    assert found.layers
+    assert found.runs == 5
+    assert all(milliseconds >= 0 for _, milliseconds in found.layers)
+    assert found.call_ms > 0
+    assert same(session.run(feeds(4, 16)), before)
+    assert same(session.run(feeds(4, 16)), before)
+    session.run(feeds(2, 3))
+
+
 def test_a_closed_session_refuses(new_session: Open) -> None:
     session = new_session()
     session.close()

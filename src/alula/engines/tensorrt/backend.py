@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,8 @@ from alula.core.errors import CompileError, EngineError
 from alula.core.graph import Graph
 from alula.core.places import cache_root
 from alula.core.progress import Note, quiet
+from alula.core.tensor import Feeds
+from alula.core.timing import LayerTimes
 from alula.core.words import refuse_unless_offered
 from alula.engines import folder
 from alula.engines.cuda import Cuda, devices
@@ -121,6 +123,11 @@ class TensorRt:
                 raise failed
             folder.check(engine, self.target, targets.runs_on)
             return opened(engine, lib, cuda, plan)
+
+    def layer_times(self, engine: Engine, feeds: Feeds, *, runs: int, threads: int = 0) -> LayerTimes:
+        """Run with TensorRT's profiler on, launch by launch."""
+        with closing(self.open(engine, threads=threads)) as session:
+            return session.layer_times(feeds, runs)
 
     def _refuse(self, graph: Graph, plan: Plan) -> None:
         """What would fail after minutes, before they begin."""

@@ -260,6 +260,19 @@ class Lane:
             evicted += 1
         return 1, evicted
 
+    def timed(self, at: Key, profiler: Any, runs: int) -> None:
+        """Run a prepared shape launch by launch, with what each layer took told to the profiler."""
+        context = self._contexts[self._seen[at].profile]
+        context.profiler = profiler
+        try:
+            for _ in range(runs):
+                self._enqueue(at)
+                self.wait()
+        finally:
+            # TensorRT takes no profiler away again, so this context goes; the next call makes another.
+            self._at.pop(self._seen[at].profile)
+            del self._contexts[self._seen[at].profile]
+
     def _forget(self, at: Key) -> None:
         if at in self.graphs:
             self._cuda.destroy_graph(self.graphs.pop(at))

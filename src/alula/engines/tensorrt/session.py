@@ -14,7 +14,8 @@ import numpy as np
 from alula.core.engine import Engine
 from alula.core.errors import DeviceLostError, EngineError, RunError
 from alula.core.profile import admit, pick
-from alula.core.tensor import Array, Feeds, TensorSpec
+from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
+from alula.core.timing import LayerTimes
 from alula.engines.cuda import Cuda, OutOfMemoryError
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded
@@ -141,6 +142,22 @@ class TensorRtSession:
             made.append(Bucket(key, launched, replayed))
         self.buckets = tuple(made)
 
+    def layer_times(self, feeds: Feeds, runs: int) -> LayerTimes:
+        """Mean milliseconds of each layer; nothing may be in flight."""
+        loaded = self._usable()
+        self.run(feeds)
+        sizes = axis_sizes(self.inputs, feeds)
+        key = tuple(sizes[axis] for axis in self._axes)
+        lane, at = self._lane(loaded), padded(key, self.buckets, self._may_grow)
+        heard = profiler(loaded.module)
+        try:
+            call_ms = min(self._timed(lane, at, feeds) for _ in range(WARMING))
+            lane.timed(at, heard, runs)
+        finally:
+            self._free.append(lane)
+        layers = tuple((name, total / runs) for name, total in heard.total.items())
+        return LayerTimes(layers=layers, call_ms=call_ms, runs=runs)
+
     def close(self) -> None:
         """Release the GPU's memory; requests in flight are waited for."""
         if self._loaded is None:
@@ -218,6 +235,20 @@ def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> Tensor
     return TensorRtSession(
         engine, Loaded(name=name, module=lib.module, engine=loaded, runtime=runtime, heard=heard), cuda
     )
+
+
+def profiler(trt: Any) -> Any:
+    """What TensorRT tells the milliseconds of every layer, run by run; their sums in order."""
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc] # the module is known when it is loaded
+        def __init__(self) -> None:
+            super().__init__()
+            self.total: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.total[layer_name] = self.total.get(layer_name, 0.0) + ms
+
+    return Profiler()
 
 
 def _refit(lib: Library, heard: Any, loaded: Any, graph: Path) -> None:
