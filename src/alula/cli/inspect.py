@@ -15,6 +15,8 @@ from alula.cli.build import print_rungs, promised, verdict
 from alula.cli.console import Phases, print_checks, print_json, print_rows
 from alula.core.engine import Plan
 from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.words import TENSORS
 from alula.fusion import Report
 
 CHANGES = 12
@@ -173,7 +175,8 @@ def facts(bundle: Bundle) -> list[tuple[str, str]]:
         ("task", model.task + (f", {model.pooling} pooling" if model.pooling else "")),
         ("normalised", "yes" if model.normalize else "no"),
         ("labels", ", ".join(model.labels[:8]) + (" ..." if len(model.labels) > 8 else "") or "none"),
-        ("takes", f"{model.max_length} tokens at most" if model.reads_text else "images"),
+        ("takes", _taken(model)),
+        ("gives", ", ".join(map(str, model.parts[0].outputs)) if model.task == TENSORS else "none"),
         ("engine", f"{engine.backend}, {engine.graph.precision}, built for {engine.target}"),
         ("graph", f"{engine.graph.nodes} nodes, opset {engine.graph.opset}"),
         *profile_rows(engine.plan),
@@ -184,6 +187,12 @@ def facts(bundle: Bundle) -> list[tuple[str, str]]:
         ("verdict", verdict(bundle)),
     ]
     return [row for row in rows if row[1] != "none"]
+
+
+def _taken(model: ModelSpec) -> str:
+    if model.task == TENSORS:
+        return ", ".join(map(str, model.parts[0].inputs))
+    return f"{model.max_length} tokens at most" if model.reads_text else "images"
 
 
 def profile_rows(plan: Plan) -> list[tuple[str, str]]:
