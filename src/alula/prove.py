@@ -173,7 +173,7 @@ def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape,
         for shape in (SHAPES if model.reads_text else (single, tuned))
         if all(profile.takes(dict(zip(axes, shape, strict=True))) for profile in profiles)
     ]
-    return tuple(usual) or (tuned,)
+    return tuple(dict.fromkeys(usual)) or (tuned,)
 
 
 def text_of(measured: Measured) -> str:

@@ -110,6 +110,7 @@ def test_integers_that_pick_from_a_table_have_its_range(tmp_path: Path) -> None:
         ([["boxes", 4]], ["boxes,4"]),
         # Rows are elsewhere, or not along the first axis of all.
         ([["seq", "batch", 4]], ["seq,batch,4"]),
+        ([[5, 4]], ["5,4"]),
         ([["N", 3], ["M", 3]], ["N,3", "M,3"]),
         ([["N", 3], [5, 3]], ["N,3", "5,3"]),
         # No two axes get one name that the file keeps apart.
@@ -130,6 +131,11 @@ def test_what_is_stated_fixes_and_renames_axes_wherever_the_file_uses_them(tmp_p
     spec = described(model, tmp_path, "x0=float32[rows,16]")
     assert taken(spec) == ["x0=float32[rows,16]", "x1=float32[rows,16]", "x2=float32[rows,other]"]
     assert given(spec) == ["y=float32[rows]"]
+
+
+def test_two_axes_are_one_when_one_is_stated_by_the_others_name(tmp_path: Path) -> None:
+    spec = described(sums_of(["N", "left"], ["N", "right"]), tmp_path, "x1=float32[batch,left]")
+    assert taken(spec) == ["x0=float32[batch,left]", "x1=float32[batch,left]"]
 
 
 def test_an_input_without_a_shape_is_to_be_stated(tmp_path: Path) -> None:

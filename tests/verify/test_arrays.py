@@ -119,6 +119,8 @@ def test_a_feed_that_is_called_a_mask_masks_nothing_of_what_is_compared() -> Non
 
 def test_rows_are_shared_where_all_inputs_begin_with_them() -> None:
     assert shares_rows(PICTURES)
-    assert not shares_rows(spec_of("x=float32[batch,3]", "rate=int64[]"))
+    assert shares_rows(spec_of("x=float32[batch,3]", "rate=int64[]"))
+    assert not shares_rows(spec_of("x=float32[batch,3]", "size=int64[2]"))
+    assert not shares_rows(spec_of("rate=int64[]"))
     assert not shares_rows(spec_of("x=float32[seq,batch]"))
     assert count(PICTURES, {"batch": 2, "height": 4, "width": 5}) == 2 * 3 * 4 * 5

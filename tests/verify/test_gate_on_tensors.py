@@ -195,6 +195,24 @@ def test_a_row_of_a_batch_is_held_to_the_row_alone_where_outputs_have_rows() -> 
     assert not last.passed
 
 
+class Thresholded(Net):
+    """A number beside the rows decides what is kept of them."""
+
+    def run(self, feeds: Feeds) -> Feeds:
+        given = super().run({"x": feeds["x"]})
+        return {**given, "map": np.maximum(given["map"], feeds["least"]).astype(np.float32)}
+
+
+def test_a_single_number_goes_with_each_row() -> None:
+    inputs = parse_inputs(["x=float32[batch,3,height,width]", "least=float32[]:0:1"])
+    spec = replace(SPEC, parts=(replace(SPEC.parts[0], inputs=inputs),))
+    samples = draw(spec, PROFILE)
+    (right,) = invariance(Thresholded(), samples, spec, PROFILE, "fp32")
+    assert (right.passed, right.samples) == (True, 20)
+    (wrong,) = invariance(Thresholded(of("map", last_row_is_another)), samples, spec, PROFILE, "fp32")
+    assert not wrong.passed
+
+
 def test_rows_that_are_called_something_else_are_not_compared_alone() -> None:
     other = replace(
         SPEC, parts=(replace(SPEC.parts[0], inputs=parse_inputs(["x=float32[boxes,3,height,width]"])),)

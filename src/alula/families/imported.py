@@ -76,7 +76,7 @@ def _converted(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _load_small(model: ir.Model) -> None:
-    """What the converter is to see, brought in from outside: it would keep a name of a file, and not know its folder."""
+    """What the converter is to see, brought in from outside: it would keep the name of a file and not its folder."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

@@ -170,11 +170,15 @@ class _AxisNames:
             for ours, theirs in zip(shape, file[name], strict=True):
                 if isinstance(theirs, str) and theirs != OPEN:
                     self.by_theirs.setdefault(theirs, ours)
-        self._taken = {dim for shape in stated.values() for dim in shape if isinstance(dim, str)}
+        # What is stated by a name of the file's is that axis: so two are said to be one.
+        self._said = {dim for shape in stated.values() for dim in shape if isinstance(dim, str)}
+        self._taken = set(self._said)
         self._rows = first_is_rows(list(file.values()), list(stated.values()))
         if self._rows:
             self._taken.add("batch")
-            self.by_theirs.update((str(shape[0]), "batch") for shape in file.values() if shape[0] != OPEN)
+            self.by_theirs.update(
+                (str(shape[0]), "batch") for shape in file.values() if shape and shape[0] != OPEN
+            )
         for name, shape in file.items():
             self.shapes[name] = stated.get(name) or tuple(
                 dim if isinstance(dim, int) else self._named(name, at, dim) for at, dim in enumerate(shape)
@@ -186,7 +190,8 @@ class _AxisNames:
         if theirs == OPEN:
             return self._free(f"{plain(name) or 'input'}_{at}")
         if theirs not in self.by_theirs:
-            self.by_theirs[theirs] = self._free(plain(theirs) or f"{plain(name) or 'input'}_{at}")
+            own = plain(theirs) or f"{plain(name) or 'input'}_{at}"
+            self.by_theirs[theirs] = own if own in self._said else self._free(own)
         return self.by_theirs[theirs]
 
     def _free(self, name: str) -> str:
@@ -198,8 +203,12 @@ class _AxisNames:
 
 
 def first_is_rows(file: Sequence[tuple[Dim, ...]], stated: Sequence[tuple[Dim, ...]]) -> bool:
-    """Whether the first axis of all inputs is open and one, and nothing says that it is something else than rows."""
-    if any(not shape or isinstance(shape[0], int) for shape in (*file, *stated)):
+    """Whether the first axis of all inputs is open and one, and nothing says that it is something else than rows.
+
+    Single numbers beside them have none.
+    """
+    file, stated = ([shape for shape in each if shape] for each in (file, stated))
+    if not file or any(isinstance(shape[0], int) for shape in (*file, *stated)):
         return False
     firsts = {str(shape[0]) for shape in file}
     others = {str(dim) for shape in (*file, *stated) for dim in shape[1:]} - firsts

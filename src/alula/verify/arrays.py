@@ -30,8 +30,9 @@ BATCH = "batch"
 
 
 def shares_rows(spec: ModelSpec) -> bool:
-    """Whether every input has its rows along its first axis, so that one row of all of them is a call of its own."""
-    return all(tensor.shape[:1] == (BATCH,) for tensor in spec.parts[0].inputs)
+    """Whether all inputs have rows along the first axis, single numbers aside: one row is then a call of its own."""
+    shapes = [tensor.shape for tensor in spec.parts[0].inputs]
+    return any(shapes) and all(shape[:1] == (BATCH,) for shape in shapes if shape)
 
 
 def sizes_of(spec: ModelSpec, profile: Profile) -> Iterator[tuple[str, dict[str, int]]]:

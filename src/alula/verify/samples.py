@@ -158,7 +158,10 @@ def _image_sizes(axes: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, int
 def _image_alone(sample: Sample, row: int, spec: ModelSpec, profile: Profile) -> Sample:
     sizes = {**sample.sizes(spec), "batch": 1}
     rows = profile.padded(sizes, keep=sizes.keys() - {"batch"})["batch"]
-    feeds = {name: np.repeat(array[row : row + 1], rows, axis=0) for name, array in sample.feeds.items()}
+    feeds = {
+        name: np.repeat(array[row : row + 1], rows, axis=0) if array.ndim else array
+        for name, array in sample.feeds.items()
+    }
     return Sample(name=f"{sample.name}, row {row} alone", feeds=feeds, tokens=sample.tokens)
 
 

@@ -1,0 +1,393 @@
+"""Any ONNX file from file to answers: built, proved, measured, asked; and what cannot be is refused before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import packaged
+import pytest
+from numpy.typing import NDArray
+from tiny_onnx import (
+    branching,
+    model_of,
+    node,
+    numbers,
+    picture_net,
+    saved,
+    token_net,
+    value,
+)
+
+from alula.build import BuildRequest, build
+from alula.bundles import Bundle
+from alula.cli.feeds import check_feeds, show_outputs
+from alula.cli.inspect import facts
+from alula.core.errors import InputError
+from alula.core.profile import Range
+from alula.core.progress import Silent
+from alula.families import imported, parse_inputs
+from alula.planning import Wanted
+from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
+from alula.serve import ServeOptions
+from alula.serve.service import Service
+
+ENGINES = ("onnxruntime", "openvino")
+SIDES = {"height": Range(8, 16, 32), "width": Range(8, 24, 40)}
+NAMED = "x=float32[batch,3,height,width]"
+
+Feeds = dict[str, NDArray[np.generic]]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALULA_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def built(
+    model: Path,
+    to: Path,
+    *inputs: str,
+    target: str = "onnxruntime",
+    precision: str = "auto",
+    axes: dict[str, Range] | None = None,
+    data: Path | None = None,
+    metric: str | None = None,
+) -> Bundle:
+    request = BuildRequest(
+        model=str(model),
+        to=to,
+        target=target,
+        precision=precision,
+        inputs=parse_inputs(inputs),
+        axes={"batch": Range(1, 2, 4), **(axes or {})} if axes is not None else {},
+        data=data,
+        metric=metric,
+    )
+    return build(request, Silent()).bundle
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(picture_net(), tmp_path_factory.mktemp("model") / "pictures.onnx")
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_a_file_becomes_a_bundle_that_is_held_to_the_file(
+    target: str, pictures: Path, tmp_path: Path
+) -> None:
+    bundle = built(pictures, tmp_path / "out", NAMED, target=target, axes=SIDES)
+    assert bundle.verified
+    checks = {(check.output, check.metric): check for check in bundle.checks}
+    assert {check.reference for check in bundle.checks} == {"onnx-file", "own-graph"}
+    for output in ("map", "scores"):
+        assert checks[output, "rms_error"].samples >= 12
+        assert checks[output, "batch_equals_single"].passed
+    opened = Bundle.open(tmp_path / "out")
+    assert opened.model == bundle.model
+    assert str(opened.model.parts[0].outputs[0]) == "map=float32[batch,1,oh,ow]:0:1"
+    shown = dict(facts(opened))
+    assert shown["takes"] == NAMED
+    assert shown["gives"] == "map=float32[batch,1,oh,ow]:0:1, scores=float32[batch,5]"
+
+
+def test_a_bundle_is_verified_again_and_measured_with_the_file_at_hand(
+    pictures: Path, tmp_path: Path
+) -> None:
+    bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+    again = verify_bundle(bundle, VerifyRequest(), Silent())
+    assert again.verified
+    assert [check.metric for check in again.checks] == [check.metric for check in bundle.checks]
+    measured = bench_bundles([again], BenchRequest(rounds=3), Silent())
+    # Rows come first in the axes; PyTorch has no part in what comes as an ONNX file.
+    assert [(row.engine, row.shape) for row in measured.rows] == [
+        ("onnxruntime", "1x16x24"),
+        ("onnxruntime", "2x16x24"),
+    ]
+    assert measured.rows[1].items_per_s == pytest.approx(2e3 / measured.rows[1].p50_ms)
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_several_inputs_of_several_types_and_whole_numbers_out(target: str, tmp_path: Path) -> None:
+    file = saved(token_net(), tmp_path / "tokens.onnx")
+    bundle = built(file, tmp_path / "out", target=target, precision="fp32", axes={"seq": Range(2, 5, 9)})
+    assert bundle.verified
+    assert {(check.output, check.metric) for check in bundle.checks} == {
+        ("vector", "rms_error"),
+        ("vector", "max_error"),
+        ("best", "value_agreement"),
+        ("vector", "batch_equals_single"),
+    }
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_branches_run_and_no_other_precision_is_tried(target: str, tmp_path: Path) -> None:
+    file = saved(branching(), tmp_path / "branching.onnx")
+    bundle = built(file, tmp_path / "out", target=target, axes=None)
+    assert bundle.verified
+    left = [rung for rung in bundle.manifest.rungs if not rung.taken]
+    assert [rung.precision for rung in left] == (["bf16"] if target == "openvino" else [])
+    assert all("the file has branches or loops" in rung.reason for rung in left)
+    with pytest.raises(
+        InputError, match="precision 'bf16': the file has branches or loops, which no other precision is"
+    ):
+        built(file, tmp_path / "bf16", target="openvino", precision="bf16")
+
+
+def test_a_file_of_eight_bits_is_held_to_eight_bits(tmp_path: Path) -> None:
+    nodes = [
+        node("QuantizeLinear", "x scale zero", "q"),
+        node("DequantizeLinear", "q scale zero", "d"),
+        node("MatMul", "d w", "y"),
+    ]
+    weights = {"w": numbers(4, 4), "scale": np.array(0.05, np.float32), "zero": np.array(3, np.uint8)}
+    model = model_of(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])], weights)
+    bundle = built(saved(model, tmp_path / "eight.onnx"), tmp_path / "out", target="openvino")
+    assert bundle.verified
+    assert Bundle.open(tmp_path / "out").model.comes_in == "int8"
+    assert {check.limit for check in bundle.checks if check.metric == "rms_error"} == {0.25}
+
+
+def test_another_graph_than_the_file_fails(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = imported.write
+
+    def spoiled(*given: object) -> object:
+        model = write(*given)  # type: ignore[arg-type] # as it is called
+        (last,) = [one for one in model.graph if one.op_type == "Sigmoid"]
+        last.op_type = "HardSigmoid"
+        return model
+
+    monkeypatch.setattr(imported, "write", spoiled)
+    bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+    assert not bundle.passed
+    assert {check.output for check in bundle.checks if not check.passed} == {"map"}
+
+
+def test_fixed_sizes_need_no_axes(pictures: Path, tmp_path: Path) -> None:
+    bundle = built(pictures, tmp_path / "out", "x=float32[2,3,16,16]", precision="fp32")
+    assert bundle.verified
+    assert bundle.engine("encoder").plan.profile.axes == {}
+    assert [rung.shape for rung in bundle.manifest.rungs] == ["fixed"]
+    measured = bench_bundles([bundle], BenchRequest(rounds=3), Silent())
+    assert [row.shape for row in measured.rows] == ["fixed"]
+
+
+def test_axes_without_usual_sizes_are_asked_for(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"axis 'h' of pictures has no usual sizes \(x=float32\[batch,3,h,w\]\); give --axis h=MIN:OPT:MAX "
+        r"--axis w=MIN:OPT:MAX; --inputs fixes or renames axes",
+    ):
+        built(pictures, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def logarithm() -> onnx.ModelProto:
+    nodes = [node("Log", "x", "l"), node("MatMul", "l w", "y")]
+    return model_of(nodes, [value("x", ["n", 4])], [value("y", ["n", 3])], {"w": numbers(4, 3)})
+
+
+def test_values_that_the_file_does_not_take_are_refused_until_their_range_is_stated(tmp_path: Path) -> None:
+    file = saved(logarithm(), tmp_path / "log.onnx")
+    with pytest.raises(InputError) as refused:
+        built(file, tmp_path / "out")
+    assert str(refused.value) == (
+        "log itself does not take what was drawn for it (smallest, 1 rows: batch 1): it gives NaN for 'y'; give real "
+        "calls with --data FOLDER, or state what it takes: axes that go together by one name, values by their range, "
+        ":LOW:HIGH; now it is --inputs 'x=float32[batch,4]'"
+    )
+    assert built(file, tmp_path / "out", "x=float32[batch,4]:0.1:9", precision="fp32").verified
+    assert verify_bundle(Bundle.open(tmp_path / "out"), VerifyRequest(), Silent()).verified
+
+
+def test_sizes_that_go_together_are_refused_until_they_have_one_name(tmp_path: Path) -> None:
+    inputs = [value("a", ["n", "left"]), value("b", ["n", "right"])]
+    file = saved(
+        model_of([node("Add", "a b", "y")], inputs, [value("y", ["n", "left"])]), tmp_path / "add.onnx"
+    )
+    axes = {"left": Range(2, 3, 4), "right": Range(2, 3, 4)}
+    with pytest.raises(
+        InputError,
+        match=r"add itself does not take what was drawn for it \(long and short, 3 rows: batch 3, left 4, right 2\): "
+        "it fails: onnxruntime failed: ",
+    ):
+        built(file, tmp_path / "out", axes=axes)
+    one = built(
+        file, tmp_path / "out", "b=float32[batch,left]", precision="fp32", axes={"left": Range(2, 3, 4)}
+    )
+    assert one.verified
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    for at in range(6):
+        np.savez(folder / f"{at}.npz", x=numbers(1, 3, 8 + 8 * (at % 3), 16, seed=at) * 2)
+    return folder
+
+
+def test_eight_bits_are_calibrated_and_judged_on_calls(pictures: Path, calls: Path, tmp_path: Path) -> None:
+    request = BuildRequest(
+        model=str(pictures),
+        to=tmp_path / "out",
+        target="onnxruntime",
+        precision="fp32,int8",
+        inputs=parse_inputs([NAMED]),
+        compiling=Wanted(traffic=calls),
+        data=calls,
+        budget=0.01,
+    )
+    bundle = build(request, Silent()).bundle
+    assert bundle.verified
+    # The profile is what was seen, and no size beside it.
+    axes = bundle.engine("encoder").plan.profile.axes
+    assert axes == {"batch": Range(1, 1, 1), "height": Range(8, 16, 24), "width": Range(16, 16, 16)}
+    rungs = {rung.precision: rung for rung in bundle.manifest.rungs}
+    for rung in rungs.values():
+        assert (rung.checks[0].metric, rung.checks[0].samples) == ("energy_of_error", 6)
+    assert 0 < rungs["int8"].checks[0].worst < 0.01
+    assert rungs["fp32"].checks[0].worst < 1e-8
+    assert bundle.manifest.promise["data"]["rows"] == 6
+    again = verify_bundle(bundle, VerifyRequest(data=calls), Silent())
+    assert again.verified
+
+
+def test_the_users_calls_are_not_kept_where_drawn_ones_do(
+    pictures: Path, calls: Path, tmp_path: Path
+) -> None:
+    bundle = built(
+        pictures, tmp_path / "out", "x=float32[batch,3,height,16]", precision="fp32",
+        axes={"height": Range(8, 16, 24)}, data=calls,
+    )  # fmt: skip
+    given = [dict(np.load(path)) for path in sorted(calls.iterdir())]
+    for kept in bundle.stored.feeds:
+        assert not any(np.array_equal(kept["x"], call["x"]) for call in given)
+
+
+def test_real_calls_stand_in_for_drawn_ones_that_a_file_does_not_take(tmp_path: Path) -> None:
+    file = saved(logarithm(), tmp_path / "log.onnx")
+    (tmp_path / "calls").mkdir()
+    for at in range(3):
+        np.savez(tmp_path / "calls" / f"{at}.npz", x=np.abs(numbers(2, 4, seed=at)) + 1)
+    bundle = built(file, tmp_path / "out", precision="fp32", data=tmp_path / "calls")
+    assert bundle.verified
+    assert {check.samples for check in bundle.checks if check.metric == "rms_error"} == {6}
+
+
+def test_a_call_outside_the_profile_is_refused_by_its_file(
+    pictures: Path, calls: Path, tmp_path: Path
+) -> None:
+    np.savez(calls / "7.npz", x=numbers(1, 3, 48, 16))
+    with pytest.raises(
+        InputError,
+        match=r"7\.npz: axis 'height' is 48; built for 8\.\.32; widen the profile, or leave the file out",
+    ):
+        built(pictures, tmp_path / "out", NAMED, axes=SIDES, data=calls)
+
+
+def test_a_metric_of_the_users_sees_arrays_by_output_and_the_files_names(
+    pictures: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def share(predictions, labels, texts):\n"
+        "    assert [t[0] for t in texts] == [f'{at}.npz' for at in range(6)], texts\n"
+        "    assert set(predictions[0]) == {'map', 'scores'}\n"
+        "    return float(sum((p['map'] > 0.5).mean() for p in predictions)) / len(predictions)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    bundle = built(
+        pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES, data=calls, metric="mine:share"
+    )
+    assert bundle.verified
+    assert [check.metric for check in bundle.checks[:2]] == ["mine:share_drop", "energy_of_error"]
+
+
+def test_arrays_go_in_and_come_out(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+    np.savez(tmp_path / "in.npz", x=numbers(2, 3, 16, 8))
+    check_feeds(bundle, tmp_path / "in.npz", tmp_path / "back.npz", others=False)
+    show_outputs(bundle, tmp_path / "in.npz", tmp_path / "back.npz", as_json=True)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["output"], row["shape"], row["dtype"]) for row in rows] == [
+        ("map", "2x1x8x4", "float32"),
+        ("scores", "2x5", "float32"),
+    ]
+    with np.load(tmp_path / "back.npz") as back:
+        assert back["map"].shape == (2, 1, 8, 4)
+        assert rows[0]["max"] == pytest.approx(float(back["map"].max()))
+    show_outputs(bundle, tmp_path / "in.npz", None, as_json=False)
+    assert "scores  2x5      float32" in capsys.readouterr().out
+    for feeds, out, others, said in (
+        (
+            None,
+            None,
+            False,
+            f"task 'tensors' takes --feeds FILE.npz, and nothing else; its arrays are '{NAMED}'",
+        ),
+        (tmp_path / "in.npz", None, True, "task 'tensors' takes --feeds FILE.npz, and nothing else"),
+        (tmp_path / "in.npz", tmp_path / "a.npy", False, "a.npy: expected a file that ends in .npz"),
+        (tmp_path / "in.npz", tmp_path / "no" / "a.npz", False, "there is no folder"),
+    ):
+        with pytest.raises(InputError) as refused:
+            check_feeds(bundle, feeds, out, others=others)
+        assert said in str(refused.value)
+
+
+def test_a_bundle_that_takes_arrays_is_not_served(pictures: Path, tmp_path: Path) -> None:
+    bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+
+    async def never(feeds: object) -> Feeds:
+        raise AssertionError(feeds)
+
+    with pytest.raises(
+        InputError,
+        match=r"models that take arrays are not served; ask with alula run BUNDLE --feeds FILE\.npz",
+    ):
+        Service(bundle, never, ServeOptions(bundles=(tmp_path / "out",)), lambda name, ran: None)
+
+
+def test_rows_of_texts_are_no_calls(pictures: Path, tmp_path: Path) -> None:
+    bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(InputError, match=r"rows\.jsonl: is no file of arrays"):
+        verify_bundle(bundle, VerifyRequest(data=tmp_path / "rows.jsonl"), Silent())
+
+
+@pytest.mark.parametrize("target", ENGINES)
+@pytest.mark.parametrize(
+    ("package", "file", "stated", "axes"),
+    [
+        (
+            packaged.RAPIDOCR,
+            "models/ch_PP-OCRv4_det_infer.onnx",
+            NAMED,
+            {side: Range(32, 64, 96) for side in SIDES},
+        ),
+        (packaged.RAPIDOCR, "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", "x=float32[batch,3,48,192]", {}),
+        (packaged.OPEN_NSFW, "open-nsfw.onnx", "input:0=float32[batch,224,224,3]:-128:128", {}),
+    ],
+    ids=["detection", "orientation", "resnet"],
+)
+def test_files_that_people_use_are_built_and_held_to(
+    package: str, file: str, stated: str, axes: dict[str, Range], target: str, tmp_path: Path
+) -> None:
+    bundle = built(
+        packaged.package(package) / file, tmp_path / "out", stated, target=target, precision="fp32", axes=axes
+    )
+    assert bundle.verified
+    metrics = [check.metric for check in bundle.checks]
+    assert metrics == ["rms_error", "max_error", "batch_equals_single"]
+    assert all(check.worst < 5e-5 for check in bundle.checks)
+
+
+def test_a_file_with_operators_of_one_runtime_is_refused_by_name(tmp_path: Path) -> None:
+    file = packaged.package(packaged.RAMPART) / "models" / "rampart" / "onnx" / "model_q4.onnx"
+    with pytest.raises(InputError, match=r"not ONNX's own: MatMulNBits of com\.microsoft"):
+        built(file, tmp_path / "out")
