@@ -28,7 +28,7 @@ SKIP = "Leave out rows that cannot be used; otherwise one of them refuses the da
 
 
 def build(
-    model: str = typer.Argument(help="A HuggingFace folder or hub id.", show_default=False),
+    model: str = typer.Argument(help="A HuggingFace folder or hub id, or an ONNX file.", show_default=False),
     output: str = typer.Option(
         ..., "--output", "-o", metavar="FOLDER", help="The bundle's folder.", show_default=False
     ),
