@@ -17,10 +17,10 @@ from alula.bundles import Draft
 from alula.calibrate import calibrate
 from alula.core.check import Check
 from alula.core.engine import Engine, Plan
-from alula.core.errors import InputError
+from alula.core.errors import CompileError, InputError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
-from alula.core.progress import Note, Silent, quiet
+from alula.core.progress import Note, Progress, Silent, quiet
 from alula.data import Dataset, Example
 from alula.engines import backend
 from alula.evidence import gather
@@ -312,3 +312,42 @@ def test_an_interrupt_leaves_what_was_finished_and_names_the_rest(promising: Cal
 def test_an_interrupt_before_anything_was_finished_is_one(promising: Callable[..., Timed]) -> None:
     with pytest.raises(KeyboardInterrupt):
         Ladder(workshop=promising(0.004), progress=Told("compile fp32")).climb(ALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusing(Timed):
+    """A workshop whose compiler takes no graph of these precisions."""
+
+    refused: tuple[str, ...]
+
+    def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = frozenset()) -> Candidate:
+        if precision in self.refused:
+            raise CompileError(f"no kernel for {precision}")
+        return Timed.candidate(self, precision, progress, keep)
+
+
+def refusing(shop: Timed, *refused: str) -> Refusing:
+    known = {name: getattr(shop, name) for name in Timed.__dataclass_fields__}
+    return Refusing(**known, refused=refused)
+
+
+def test_what_cannot_be_compiled_is_a_rung_that_says_so_beside_one_that_can(
+    promising: Callable[..., Timed],
+) -> None:
+    shop = refusing(promising(0.004), "int8")
+    climbed = Ladder(workshop=shop, progress=Told()).climb(("fp32", "int8"), {"bf16": "as it is"})
+    taken, rungs = climbed.choose()
+    assert taken.precision == "fp32"
+    assert [(rung.precision, rung.reason) for rung in rungs] == [
+        ("fp32", "the only one tried"),
+        ("bf16", "as it is"),
+        ("int8", "failed: no kernel for int8"),
+    ]
+
+
+def test_where_the_first_cannot_be_compiled_there_is_nothing_to_keep(
+    promising: Callable[..., Timed],
+) -> None:
+    shop = refusing(promising(0.004), "fp32")
+    with pytest.raises(CompileError, match="no kernel for fp32"):
+        Ladder(workshop=shop, progress=Told()).climb(("fp32", "int8"))

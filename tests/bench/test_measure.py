@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +51,8 @@ class Timed:
     def run(self, feeds: Feeds) -> Feeds:
         self._world.ran.append(self._name)
         self._world.now_ns += int(next(self._times) * 1e6)
-        return {"embedding": np.zeros((len(feeds["input_ids"]), 2), np.float32)}
+        rows = len(np.atleast_1d(next(iter(feeds.values()))))
+        return {"embedding": np.zeros((rows, 2), np.float32)}
 
     def close(self) -> None:
         pass
@@ -136,3 +138,34 @@ def test_nothing_to_measure_is_refused() -> None:
         measure([], SPEC, [(1, 8)], Turns())
     with pytest.raises(InputError, match="at least one round and one call, got 0, 6 and 4"):
         Turns(rounds=0)
+
+
+def test_arrays_of_any_model_fill_a_shape_within_their_ranges() -> None:
+    inputs = (
+        TensorSpec(name="size", dtype="int64", shape=(2,), range=(3.0, 4.0)),
+        TensorSpec(name="x", dtype="float32", shape=("seq", "batch", 3)),
+        TensorSpec(name="on", dtype="bool", shape=()),
+    )
+    part = replace(SPEC.parts[0], inputs=inputs)
+    spec = replace(SPEC, task="tensors", parts=(part,), vocab_size=0)
+    feeds = full_feeds(spec, (5, 2))
+    assert {name: (array.shape, array.dtype.name) for name, array in feeds.items()} == {
+        "size": ((2,), "int64"),
+        "x": ((5, 2, 3), "float32"),
+        "on": ((), "bool"),
+    }
+    assert set(feeds["size"].tolist()) <= {3, 4}
+
+
+def test_items_are_rows_wherever_their_axis_is() -> None:
+    world = World()
+    x = TensorSpec(name="x", dtype="float32", shape=("seq", "batch"))
+    spec = replace(SPEC, task="tensors", parts=(replace(SPEC.parts[0], inputs=(x,)),), vocab_size=0)
+    contender = Contender(engine="fake", precision="fp32", session=Timed("A", world, 2.0))
+    (row,) = measure([contender], spec, [(5, 3)], Turns(rounds=6), clock=world).rows
+    assert row.shape == "5x3"
+    assert row.items_per_s == pytest.approx(3e3 / row.p50_ms)
+    fixed = replace(spec, parts=(replace(SPEC.parts[0], inputs=(replace(x, shape=(2, 2)),)),))
+    (row,) = measure([contender], fixed, [()], Turns(rounds=6), clock=world).rows
+    assert row.shape == "fixed"
+    assert row.items_per_s == pytest.approx(1e3 / row.p50_ms)

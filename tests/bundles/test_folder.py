@@ -58,7 +58,11 @@ PLAN = Plan(profile=Profile({"batch": Range(1, 2, 4), "length": Range(1, 8, 16)}
 
 
 def make(
-    to: Path, checks: tuple[Check, ...] = (PASSED,), content: str = "graph", plan: Plan = PLAN
+    to: Path,
+    checks: tuple[Check, ...] = (PASSED,),
+    content: str = "graph",
+    plan: Plan = PLAN,
+    spec: ModelSpec = SPEC,
 ) -> Bundle:
     with writing(to) as draft:
         path = draft.graph_path("encoder", "fp32")
@@ -77,7 +81,7 @@ def make(
         (folder / "engine.json").write_text("{}")
         engine = Engine(backend="fake", target="fake 1", path=folder, graph=graph, plan=plan)
         manifest = Manifest(
-            model=SPEC,
+            model=spec,
             source="tiny",
             graphs={"encoder.fp32": graph},
             engines={"encoder": engine},
@@ -366,3 +370,31 @@ def test_a_bundle_opens_from_any_place(bundle: Bundle, tmp_path: Path) -> None:
 def test_an_unknown_part_is_named(bundle: Bundle) -> None:
     with pytest.raises(InputError, match=r"no engine for part 'decoder'; has \['encoder'\]"):
         bundle.engine("decoder")
+
+
+def test_ranges_and_the_precision_a_file_comes_in_are_kept(tmp_path: Path) -> None:
+    ranged = replace(SPEC.parts[0].outputs[0], range=(0.0, 1.0))
+    spec = replace(SPEC, comes_in="int8", parts=(replace(SPEC.parts[0], outputs=(ranged,)),))
+    assert make(tmp_path / "b", spec=spec).model == spec
+
+
+def test_a_bundle_from_before_there_were_ranges_is_read(bundle: Bundle) -> None:
+    path = bundle.root / "manifest.json"
+    raw = json.loads(path.read_text())
+    del raw["model"]["comes_in"]
+    for tensor in (*raw["model"]["parts"][0]["inputs"], *raw["model"]["parts"][0]["outputs"]):
+        del tensor["range"]
+    path.write_text(json.dumps(raw))
+    assert Bundle.open(bundle.root).model == SPEC
+
+
+@pytest.mark.parametrize("ends", [[0], [0, "1"], [0, 1, 2]])
+def test_a_range_that_is_none_is_refused_by_field(bundle: Bundle, ends: list[object]) -> None:
+    path = bundle.root / "manifest.json"
+    raw = json.loads(path.read_text())
+    raw["model"]["parts"][0]["inputs"][0]["range"] = ends
+    path.write_text(json.dumps(raw))
+    with pytest.raises(
+        InputError, match=r"model\.parts\[0\]\.inputs\[0\]\.range: is \[.*\], expected two numbers"
+    ):
+        Bundle.open(bundle.root)
