@@ -391,3 +391,16 @@ def test_a_file_with_operators_of_one_runtime_is_refused_by_name(tmp_path: Path)
     file = packaged.package(packaged.RAMPART) / "models" / "rampart" / "onnx" / "model_q4.onnx"
     with pytest.raises(InputError, match=r"not ONNX's own: MatMulNBits of com\.microsoft"):
         built(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_files_are_compiled_for_tensorrt_rtx(precision: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    file = packaged.package(packaged.RAPIDOCR) / "models" / "ch_PP-OCRv4_det_infer.onnx"
+    axes = dict.fromkeys(SIDES, Range(32, 64, 96))
+    bundle = built(file, tmp_path / "out", NAMED, target="tensorrt-rtx", precision=precision, axes=axes)
+    assert bundle.engine("encoder").graph.precision == precision
+    assert bundle.stored.reference == "onnx-file"
+    # Without a GPU nothing was run; with one it was judged.
+    (rung,) = bundle.manifest.rungs
+    assert bundle.checks or "compiled here, not run" in rung.reason
