@@ -395,7 +395,7 @@ def test_a_file_with_operators_of_one_runtime_is_refused_by_name(tmp_path: Path)
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_files_are_compiled_for_tensorrt_rtx(precision: str, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx_bindings")
     file = packaged.package(packaged.RAPIDOCR) / "models" / "ch_PP-OCRv4_det_infer.onnx"
     axes = dict.fromkeys(SIDES, Range(32, 64, 96))
     bundle = built(file, tmp_path / "out", NAMED, target="tensorrt-rtx", precision=precision, axes=axes)
