@@ -29,7 +29,16 @@ from alula.engines import GPU, resolve
 from alula.engines import backend as backend_named
 from alula.engines import traits as traits_of
 from alula.evidence import Evidence, choose, gather
-from alula.planning import Wanted, asked_of, opset_here, plan_of, precisions_here, refuse_disobeyed, seen_in
+from alula.planning import (
+    Wanted,
+    asked_of,
+    impossible,
+    opset_here,
+    plan_of,
+    precisions_here,
+    refuse_disobeyed,
+    seen_in,
+)
 from alula.verify import CALIBRATED, load_metric
 
 if TYPE_CHECKING:
@@ -172,11 +181,11 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     spec = replace(spec, name=request.name or spec.name)
     data = None
     if request.data is not None:
-        inputs = spec.part("encoder").inputs
-        data = read(request.data, spec.task, skip_bad=request.skip_bad_rows, inputs=inputs)
-    seen: Mapping[str, Range] = {}
-    if traffic := request.compiling.traffic:
-        seen = seen_in(traffic, spec, checkpoint.root, progress, skip_bad=request.skip_bad_rows)
+        data = read(request.data, spec.task, skip_bad=request.skip_bad_rows, inputs=spec.parts[0].inputs)
+    traffic = request.compiling.traffic
+    seen = (
+        seen_in(traffic, spec, checkpoint.root, progress, skip_bad=request.skip_bad_rows) if traffic else {}
+    )
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
@@ -209,16 +218,6 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
             f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
         )
     return possible
-
-
-def impossible(precisions: tuple[str, ...], wanted: str, why: str) -> dict[str, str]:
-    """The precisions that a model cannot be built in, each with the reason; one that was named is refused."""
-    if not why:
-        return {}
-    named = [word.strip() for word in wanted.split(",")]
-    if refused := [word for word in named if word not in {"auto", "fp32"}]:
-        raise InputError(f"precision {refused[0]!r}: {why}; build it with --precision fp32")
-    return {precision: why for precision in precisions if precision != "fp32"}
 
 
 def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:

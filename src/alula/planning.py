@@ -73,6 +73,16 @@ def precisions_here(engine: str, wanted: str, traits: Traits) -> tuple[str, ...]
     return found
 
 
+def impossible(precisions: tuple[str, ...], wanted: str, why: str) -> dict[str, str]:
+    """The precisions that a model cannot be built in, each with the reason; one that was named is refused."""
+    if not why:
+        return {}
+    named = [word.strip() for word in wanted.split(",")]
+    if refused := [word for word in named if word not in {"auto", "fp32"}]:
+        raise InputError(f"precision {refused[0]!r}: {why}; build it with --precision fp32")
+    return {precision: why for precision in precisions if precision != "fp32"}
+
+
 def opset_here(engine: str, asked: int | None, traits: Traits) -> int | None:
     """The opset asked for, or the newest that this version reads; None leaves it to whoever writes the graph."""
     if asked is None:

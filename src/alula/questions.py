@@ -31,7 +31,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds, axis_sizes
 from alula.core.words import TENSORS
-from alula.data import Dataset, Example, read_feeds
+from alula.data import KEPT_BYTES, Dataset, Example, Loaded
 from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
 
 BUDGET = 0.004
@@ -41,9 +41,6 @@ BATCH = 8
 
 CELLS = 1024
 """Padded tokens of one call at most (a single row may be longer)."""
-
-KEPT_BYTES = 256 << 20
-"""Decoded images that are kept between runs; the others are decoded each time they are asked."""
 
 Item: TypeAlias = Row | Pixels | Feeds
 """One row as its codec made it; of a model that takes arrays, one call."""
@@ -178,7 +175,7 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
 def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int]]:
     """By axis that rows decide, the sizes that these have: tokens of texts, pixels of images."""
     if spec.task == TENSORS:
-        found = [axis_sizes(spec.parts[0].inputs, feeds) for feeds in Loaded(spec, data)]
+        found = [axis_sizes(spec.parts[0].inputs, feeds) for feeds in Loaded(spec.parts[0].inputs, data)]
         return {axis: [sizes[axis] for sizes in found] for axis in spec.parts[0].axes}
     if spec.reads_text:
         codec = TextCodec.open(folder, spec)
@@ -242,7 +239,7 @@ class Decoded(Sequence[Pixels]):
 
 def _arrays(data: Dataset, spec: ModelSpec, profile: Profile) -> Questions:
     """Every call as it is; one that the profile does not take is refused by its file."""
-    rows = Loaded(spec, data)
+    rows = Loaded(spec.parts[0].inputs, data)
     for example, feeds in zip(data.examples, rows, strict=True):
         _refuse_outside(example.arrays, axis_sizes(spec.parts[0].inputs, feeds), profile)
     return Questions(
@@ -260,33 +257,6 @@ def _refuse_outside(path: Path | None, sizes: Mapping[str, int], profile: Profil
         profile.check(sizes)
     except InputError as error:
         raise InputError(f"{path}: {error}; widen the profile, or leave the file out") from error
-
-
-class Loaded(Sequence[Feeds]):
-    """Arrays of calls, loaded when they are asked for; as many as fit into `KEPT_BYTES` are kept."""
-
-    def __init__(self, spec: ModelSpec, data: Dataset) -> None:
-        self._inputs, self._data = spec.parts[0].inputs, data
-        self._kept: dict[int, Feeds] = {}
-        self._room = KEPT_BYTES
-
-    def __len__(self) -> int:
-        """How many calls there are."""
-        return len(self._data.examples)
-
-    def __getitem__(self, at: Any) -> Any:
-        """One call."""
-        if at in self._kept:
-            return self._kept[at]
-        path = self._data.examples[at].arrays
-        if path is None:
-            raise InputError(f"{self._data.path}: row {self._data.examples[at].line} has no arrays")
-        feeds = read_feeds(path, self._inputs)
-        size = sum(array.nbytes for array in feeds.values())
-        if size <= self._room:
-            self._kept[at] = feeds
-            self._room -= size
-        return feeds
 
 
 def predictions(asked: Questions, outputs: Sequence[Feeds]) -> list[Prediction]:
