@@ -179,13 +179,11 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             families.refuse_without_tokenizer(checkpoint)
         left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
     spec = replace(spec, name=request.name or spec.name)
-    data = None
+    data, seen, skip = None, {}, request.skip_bad_rows
     if request.data is not None:
-        data = read(request.data, spec.task, skip_bad=request.skip_bad_rows, inputs=spec.parts[0].inputs)
-    traffic = request.compiling.traffic
-    seen = (
-        seen_in(traffic, spec, checkpoint.root, progress, skip_bad=request.skip_bad_rows) if traffic else {}
-    )
+        data = read(request.data, spec.task, skip_bad=skip, inputs=spec.parts[0].inputs)
+    if traffic := request.compiling.traffic:
+        seen = seen_in(traffic, spec, checkpoint.root, progress, skip_bad=skip)
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
