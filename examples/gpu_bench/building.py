@@ -68,10 +68,10 @@ def build(job: Job) -> Built:
     if job.precision == "int8":
         with watch.phase("calibrate"):
             calibration, calibrated_on = calibrated(case, checkpoint, spec, plan, feeds, to)
-    beyond, policy = NO_LAYERS, graphs.halved(job.target, job.precision)
-    if policy is not None:
+    beyond = NO_LAYERS
+    if graphs.halves(job.target, job.precision):
         with watch.phase("measure what leaves the range of fp16"):
-            beyond = beyond_fp16(checkpoint, spec, feeds[:2], policy)
+            beyond = beyond_fp16(checkpoint, spec, feeds[:2])
     workshop = Workshop(
         checkpoint=checkpoint,
         spec=spec,

@@ -301,17 +301,16 @@ def _beyond_fp16(
     resolved: Resolved, evidence: tuple[Evidence, ...], promise: Promise | None, progress: Progress
 ) -> frozenset[str]:
     """What does not fit into fp16, by all samples and all of the user's rows."""
-    from alula.graphs import halved  # noqa: PLC0415 - not for a build that comes from the cache
+    from alula.graphs import halves  # noqa: PLC0415 - not for a build that comes from the cache
 
-    policies = [policy for p in resolved.precisions if (policy := halved(resolved.engine, p)) is not None]
-    if not policies:
+    if not any(halves(resolved.engine, precision) for precision in resolved.precisions):
         return frozenset()
     from alula.calibrate import beyond_fp16  # noqa: PLC0415 - likewise
 
     feeds = [sample.feeds for sample in evidence[0].samples]
     with progress.phase("measure what leaves the range of fp16"):
         calls = [*feeds, *(promise.questions if promise else ())]
-        return beyond_fp16(resolved.checkpoint, resolved.spec, calls, policies[0])
+        return beyond_fp16(resolved.checkpoint, resolved.spec, calls)
 
 
 def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Workshop:
 
     def _beyond(self, precision: str) -> frozenset[str]:
         """The nodes to leave in fp32, where the precision would make them fp16."""
-        return self.beyond if graphs.halved(self.backend.name, precision) else NO_LAYERS
+        return self.beyond if graphs.halves(self.backend.name, precision) else NO_LAYERS
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""

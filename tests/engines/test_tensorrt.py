@@ -423,6 +423,10 @@ def test_messages_are_one_line_without_places_in_foreign_source() -> None:
     raw = "IBuilder::build: Error Code 4: API Usage Error (bad thing\n In check at /_src/a/b/)"
     assert one_line(raw) == "bad thing"
     assert cure_for("nothing known") == ""
+    lean = "6: Unable to load library: libnvinfer_lean.so.8.6.0"
+    assert cure_for(lean).startswith(
+        "portable engines carry TensorRT's lean runtime: pip install tensorrt-lean"
+    )
 
 
 def test_progress_tells_steps_and_what_is_left() -> None:

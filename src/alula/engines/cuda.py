@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -226,6 +227,9 @@ def _found() -> Any | None:
 
 
 def _binding() -> Any:
+    # Before the first call: kernels are loaded when they are first used. Libraries built for CUDA before 12.2, TensorRT
+    # 8.6 among them, would load all of theirs, which takes time and the GPU's memory.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     if not installed():
         raise MissingExtraError("running on a GPU", "tensorrt")
     try:

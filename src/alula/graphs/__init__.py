@@ -2,9 +2,8 @@
 
 from onnx_ir import Model
 
-from alula.graphs.engines import halved, passes_for
+from alula.graphs.engines import halves, passes_for
 from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
-from alula.graphs.passes.choice import Policy
 from alula.graphs.passes.switch import SWITCHES
 from alula.graphs.quantize import (
     channel_axes,
@@ -24,12 +23,11 @@ __all__ = [
     "SWITCHES",
     "Model",
     "Pass",
-    "Policy",
     "beyond_fp16",
     "channel_axes",
     "costs",
     "half_layers",
-    "halved",
+    "halves",
     "layers",
     "load",
     "observe",

@@ -8,7 +8,7 @@ from alula.core.machine import cpu_features
 from alula.core.words import refuse_unless_offered
 from alula.graphs.half import fp16_passes
 from alula.graphs.passes.attention import DecomposeAttention
-from alula.graphs.passes.choice import FUSED, HALF, UNBROKEN, Policy
+from alula.graphs.passes.choice import FUSED, HALF, Policy
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.identities import DropIdentities
@@ -42,11 +42,9 @@ _TENSORRT = frozenset({"tensorrt", "tensorrt-rtx"})
 _FP16 = frozenset({"fp16", "fp16-mixed"})
 
 
-def halved(engine: str, precision: str) -> Policy | None:
-    """What of a graph would be fp16 for one engine at a precision; None if nothing would be."""
-    if engine in _TENSORRT and not precision.startswith(("fp32", "bf16")):
-        return UNBROKEN
-    return HALF if precision in _FP16 else None
+def halves(engine: str, precision: str) -> bool:
+    """Whether a precision makes parts of a graph fp16: on a GPU what eight bits leave is fp16 too."""
+    return precision in _FP16 or (engine in _TENSORRT and precision.startswith("int8"))
 
 
 def passes_for(

@@ -21,7 +21,7 @@ import numpy as np
 
 from alula.core.errors import AlulaError, CompileError
 from alula.core.progress import Note
-from alula.engines.tensorrt.job import Job, Shapes
+from alula.engines.tensorrt.job import Job
 from alula.engines.tensorrt.library import Library, load
 from alula.engines.tensorrt.refusals import NO_REASON, Fault, refusal
 
@@ -293,9 +293,6 @@ def describe(lib: Library, heard: Any, job: Job, engine: memoryview) -> None:
     if loaded is None:
         return
     inspector = loaded.create_engine_inspector()
-    # Without sizes it says no types where they vary.
-    if (context := settled(loaded, job.profiles[0])) is not None:
-        inspector.execution_context = context
     text = inspector.get_engine_information(lib.module.LayerInformationFormat.JSON)
     try:
         # Names may hold raw control characters.
@@ -304,15 +301,6 @@ def describe(lib: Library, heard: Any, job: Job, engine: memoryview) -> None:
         return
     document = {"source": lib.target, "version": lib.version, "layers": layers}
     Path(job.layers).write_text(json.dumps(document))
-
-
-def settled(engine: Any, shapes: Mapping[str, Shapes]) -> Any | None:
-    """A context at the tuned sizes of the first profile; None where the GPU has no room for one."""
-    context = engine.create_execution_context()
-    if context is not None:
-        for name, (_, tuned, _) in shapes.items():
-            context.set_input_shape(name, tuned)
-    return context
 
 
 def has_gpu() -> bool:

@@ -46,6 +46,10 @@ _CURES: tuple[tuple[str, str], ...] = (
         "the sizes at this node do not fit; the file itself may be at fault: try --target onnxruntime",
     ),
     (
+        r"nvinfer_lean",
+        "portable engines carry TensorRT's lean runtime: pip install tensorrt-lean of the same version",
+    ),
+    (
         r"CUDA_SUCCESS|no CUDA-capable device|CUDA initialization failure|insufficient for CUDA|cudaErrorNoDevice",
         "that needs a GPU and its driver, and none answers here",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -219,6 +220,7 @@ class TensorRtSession:
 
 def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> TensorRtSession:
     """A session on the bytes of an engine, which need not outlive the call; CUDA was started."""
+    clock = [perf_counter()]
     heard = listener(lib)
     runtime = lib.module.Runtime(heard)
     if engine.plan.portable:
@@ -231,10 +233,15 @@ def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> Tensor
     if engine.plan.strip_weights:
         _refit(lib, heard, loaded, engine.graph.path)
     _check_tensors(engine, loaded)
+    clock.append(perf_counter())
     name = f"{lib.target} {lib.version}"
-    return TensorRtSession(
+    session = TensorRtSession(
         engine, Loaded(name=name, module=lib.module, engine=loaded, runtime=runtime, heard=heard), cuda
     )
+    clock.append(perf_counter())
+    read, made = (1e3 * (end - start) for start, end in pairwise(clock))
+    logger.info("%s: read in %.0f ms, contexts and memory in %.0f ms", engine.path, read, made)
+    return session
 
 
 def profiler(trt: Any) -> Any:

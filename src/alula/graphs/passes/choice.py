@@ -15,9 +15,8 @@ from alula.graphs.passes.edit import first_input, is_constant
 class Policy:
     """What computes in half precision besides the products of linears and of attention.
 
-    Masks, pooling, normalisation and the last linear before an output never do. `residual` is the sum that a norm
-    takes, `scores` that of scores and mask and its softmax, `norms` what a norm takes and gives: its mean and variance
-    are fp32 in any case. `maps` are convolutions and what follows them:
+    Norms, masks, pooling, normalisation and the last linear before an output never do. `residual` is the sum that
+    a norm takes, `scores` that of scores and mask and its softmax. `maps` are convolutions and what follows them:
     sums, products, concatenations. `attention` takes the Attention operator whole, its softmax as the engine's kernel
     has it. `quantised` are layers that multiply int8: what they give, and what is restored for them (opset 19 at
     least). `tables` only stores the embedding tables in half precision, which halves them; their sum is fp32.
@@ -27,7 +26,6 @@ class Policy:
     activation: bool = False
     residual: bool = False
     scores: bool = False
-    norms: bool = False
     maps: bool = False
     attention: bool = False
     quantised: bool = False
@@ -51,14 +49,10 @@ FUSED = Policy(bias=True, activation=True, residual=True, scores=True, maps=True
 # and 3.6e-7; EfficientNet-lite0 gives 63 of 64 photographs the class of fp32, open_nsfw 64 of 64; a recogniser
 # (PP-OCRv4) reads 48 of 48 lines the same. Nothing of theirs measures above 200.
 HALF = Policy(bias=True, activation=True, maps=True, tables=True)
-# For TensorRT before 10.14, which runs a network without types of its own as one region where nothing in it is held to
-# fp32, and everything in fp32 where something is.
-UNBROKEN = replace(HALF, residual=True, scores=True, norms=True)
 # For compilers with a kernel for attention: TensorRT from 10.14 on, TensorRT-RTX. They refuse `softmax_precision`.
 WHOLE_ATTENTION = replace(HALF, attention=True)
 
 NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization"})
-_STASHING = frozenset({"LayerNormalization", "RMSNormalization"})
 _ACTIVATIONS = frozenset(
     {
         *("Gelu", "Relu", "Tanh", "Sigmoid", "Erf", "Elu", "HardSwish", "Swish"),
@@ -92,11 +86,6 @@ def chosen_nodes(
             if of_maps:
                 maps.add(node)
     return {node: None for node in graph if node in found}
-
-
-def keeps_statistics(node: ir.Node) -> bool:
-    """Whether a norm of half precision still takes mean and variance in fp32."""
-    return node.op_type in _STASHING and node.attributes.get_int("stash_type", 1) == int(FP32)
 
 
 def is_layer(node: ir.Node) -> bool:
@@ -192,8 +181,6 @@ def _keeps_scale(node: ir.Node) -> bool:
 
 
 def _allowed(node: ir.Node, policy: Policy, of_maps: bool) -> bool:
-    if node.op_type in NORMS:
-        return policy.norms and keeps_statistics(node)
     if node.op_type in _ACTIVATIONS or node.op_type == "Softmax":
         return policy.scores if node.op_type == "Softmax" else policy.activation
     if of_maps and policy.maps and _keeps_scale(node):

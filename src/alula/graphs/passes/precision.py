@@ -17,7 +17,6 @@ from alula.graphs.passes.choice import (
     chosen_nodes,
     float_producers,
     is_quantised,
-    keeps_statistics,
 )
 from alula.graphs.passes.edit import Editor, first_input, is_constant
 from alula.graphs.passes.fits import fits, table_fits
@@ -85,11 +84,9 @@ class ToHalf(InPlacePass):
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
-        """Norms and softmax are fp32 unless the policy says otherwise, statistics always, and so are the outputs."""
+        """Norms are fp32, softmax unless the policy says otherwise, and the outputs."""
         kept = NORMS if self.policy.scores else NORMS | {"Softmax"}
         for node in model.graph:
-            if self.policy.norms and keeps_statistics(node):
-                continue
             if node.op_type in kept and node.outputs[0].dtype != FP32:
                 raise PostconditionError(f"{node.name}: {node.op_type} is {node.outputs[0].dtype}")
         for value in model.graph.outputs:
