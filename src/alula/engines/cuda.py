@@ -221,18 +221,22 @@ def _found() -> Any | None:
     if not installed():
         return None
     try:
-        return import_module("cuda.bindings.runtime")
+        return _loaded()
     except (ImportError, RuntimeError):
         return None
 
 
 def _binding() -> Any:
-    # Before the first call: kernels are loaded when they are first used. Libraries built for CUDA before 12.2, TensorRT
-    # 8.6 among them, would load all of theirs, which takes time and the GPU's memory.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     if not installed():
         raise MissingExtraError("running on a GPU", "tensorrt")
     try:
-        return import_module("cuda.bindings.runtime")
+        return _loaded()
     except (ImportError, RuntimeError) as error:
         raise EngineError(f"cuda-bindings cannot be loaded: {error}") from error
+
+
+def _loaded() -> Any:
+    # Before the first call: kernels are loaded when they are first used. Libraries built for CUDA before 12.2, TensorRT
+    # 8.6 among them, would load all of theirs, which takes time and the GPU's memory.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    return import_module("cuda.bindings.runtime")
