@@ -116,6 +116,9 @@ def parsed(args: Sequence[str], about: str | None) -> Bench:
     parser.add_argument("--jobs", type=int, default=4, help="engines built at once, and models compiled")
     parser.add_argument("--build-limit", type=float, default=540.0, metavar="S", help="for one engine")
     parser.add_argument("--patience", type=float, default=180.0, metavar="S", help="for one step of a worker")
+    parser.add_argument(
+        "--case-limit", type=float, default=900.0, metavar="S", help="no further shape is begun after it"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn-ms", type=float, default=50.0)
     parser.add_argument(
@@ -141,5 +144,10 @@ def parsed(args: Sequence[str], about: str | None) -> Bench:
         level=given.level,
         jobs=given.jobs,
         build_limit_s=given.build_limit,
-        settings=Settings(rounds=given.rounds, turn_ms=given.turn_ms, patience_s=given.patience),
+        settings=Settings(
+            rounds=given.rounds,
+            turn_ms=given.turn_ms,
+            patience_s=given.patience,
+            case_s=given.case_limit,
+        ),
     )

@@ -77,7 +77,10 @@ def inputs(tmp_path: Path) -> Inputs:
 
 
 def run_scripted(
-    inputs: Inputs, folder: Path, fails: Callable[[str, dict[str, Any]], str] = lambda name, m: ""
+    inputs: Inputs,
+    folder: Path,
+    fails: Callable[[str, dict[str, Any]], str] = lambda name, m: "",
+    case_s: float = 900.0,
 ) -> tuple[Result, list[Scripted]]:
     started: list[Scripted] = []
     speeds = {"torch-fp32": 8.0, "torch-fp16": 4.0, "tensorrt-fp16": 1.0}
@@ -86,7 +89,7 @@ def run_scripted(
         started.append(Scripted(name, speeds[name.split(" ", maxsplit=1)[0]], lambda m: fails(name, m)))
         return started[-1]
 
-    settings = Settings(rounds=6)
+    settings = Settings(rounds=6, case_s=case_s)
     result = measure(
         SMALL, NAMES, inputs, start=start, folder=folder, settings=settings, note=lambda text: None
     )
@@ -119,6 +122,12 @@ def test_everybody_is_compared_and_timed_and_engines_are_opened_several_times(
     assert accuracy == Accuracy(relative=0.5, largest=4.0)
     assert result.operations == {"1x4": 1000, "2x8": 1000}
     assert result.items_per_s("2x8", "tensorrt-fp16", "host") == 2000
+
+
+def test_shapes_left_out_when_the_time_is_over_are_told(inputs: Inputs, tmp_path: Path) -> None:
+    result, started = run_scripted(inputs, tmp_path, case_s=0.0)
+    assert result.failed == {name: "left out: 0 s were over" for name in ("1x4", "2x8")}
+    assert all(worker.ended for worker in started)
 
 
 def test_each_round_begins_with_another_contender(inputs: Inputs, tmp_path: Path) -> None:
