@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from alula.core.errors import InputError
 from alula.core.words import POOLINGS
 from alula.families import describe, open_checkpoint, write
+from alula.families.distances import bucket
 from alula.families.layers import ACTIVATIONS
-from alula.families.mpnet import bucket
+from alula.families.mpnet import BUCKETS, FARTHEST
 
 Ints = NDArray[np.int64]
 Feeds = Mapping[str, Ints]
@@ -324,4 +325,5 @@ def test_the_buckets_of_mpnet_are_those_of_transformers() -> None:
     distances = np.arange(-3000, 3001)
     encoder = importlib.import_module("transformers.models.mpnet.modeling_mpnet").MPNetEncoder
     expected = encoder.relative_position_bucket(torch.from_numpy(distances)).numpy()
-    assert np.array_equal(bucket(distances), expected)
+    found = bucket(distances, buckets=BUCKETS, farthest=FARTHEST)
+    assert np.array_equal(found, expected)

@@ -69,11 +69,16 @@ def additive_mask(b: Builder, mask: ir.Value, length: ir.Value) -> ir.Value:
 
     ONNX Runtime's Attention takes a mask with its query axis in full; all layers share this one.
     """
-    kept = b.op("Cast", mask, path="mask", to=int(ir.DataType.FLOAT))
-    hidden = b.op("Mul", b.op("Sub", b.floats(1), kept, path="mask"), b.floats(MASKED), path="mask")
-    row = b.op("Unsqueeze", hidden, b.ints(1, 2), path="mask")
+    row = additive_row(b, mask)
     full = b.op("Concat", b.ints(1, 1), length, b.ints(1), path="mask", axis=0)
     return b.op("Expand", row, full, path="mask")
+
+
+def additive_row(b: Builder, mask: ir.Value, path: str = "mask") -> ir.Value:
+    """The same for every query at once, [batch, 1, 1, length]."""
+    kept = b.op("Cast", mask, path=path, to=int(ir.DataType.FLOAT))
+    hidden = b.op("Mul", b.op("Sub", b.floats(1), kept, path=path), b.floats(MASKED), path=path)
+    return b.op("Unsqueeze", hidden, b.ints(1, 2), path=path)
 
 
 def rows(b: Builder, table: ir.Value, length: ir.Value, path: str) -> ir.Value:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from alula.core.errors import InputError
 from alula.families.builder import Builder
+from alula.families.distances import bucket
 from alula.families.family import Family
 from alula.families.layers import (
     Inputs,
@@ -70,7 +68,8 @@ def distance_bias(b: Builder, length: ir.Value, s: Settings) -> ir.Value:
     b.require(name, buckets, s.heads)
 
     def by_distance() -> Floats:
-        biases = b.read(name)[bucket(np.arange(1 - tokens, tokens))]
+        found = bucket(np.arange(1 - tokens, tokens), buckets=BUCKETS, farthest=FARTHEST)
+        biases = b.read(name)[found]
         return np.ascontiguousarray(biases.T)
 
     table = b.lazy(f"{path}.by_distance", (s.heads, 2 * tokens - 1), by_distance)
@@ -78,20 +77,6 @@ def distance_bias(b: Builder, length: ir.Value, s: Settings) -> ir.Value:
     queries = b.op("Unsqueeze", place, b.ints(1), path=path)
     keys = b.op("Add", place, b.ints(tokens - 1), path=path)
     return b.op("Gather", table, b.op("Sub", keys, queries, path=path), path=path, axis=1)
-
-
-def bucket(distance: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of (key - query): one per short distance, then logarithmic; keys to the right have the second half."""
-    half = BUCKETS // 2
-    exact = half // 2
-    far = np.maximum(np.abs(distance), 1).astype(np.float32)
-    # In fp32 throughout, as transformers does it: rounding decides at the edges of a bucket.
-    growth = (
-        np.log(far / np.float32(exact)) / np.float32(math.log(FARTHEST / exact)) * np.float32(half - exact)
-    )
-    logarithmic = np.minimum(exact + growth.astype(np.int64), half - 1)
-    size: NDArray[np.int64] = np.where(np.abs(distance) < exact, np.abs(distance), logarithmic)
-    return size + half * (distance > 0).astype(np.int64)
 
 
 FAMILY = Family(prefix="mpnet.", encode=encode, summarize=summarize)
