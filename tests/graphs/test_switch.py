@@ -84,9 +84,7 @@ def patterns(count: int) -> list[NDArray[np.bool_]]:
     return [np.zeros(count, bool), np.ones(count, bool), *np.eye(count, dtype=bool), *some]
 
 
-@pytest.mark.parametrize(
-    "scheme", [Scheme(), Scheme(symmetric=True, weight_bits=8), scheme_for("tensorrt")]
-)
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(symmetric=True, weight_bits=8), scheme_for("tensorrt")])
 def test_every_pattern_is_what_keeping_the_others_gives(
     scheme: Scheme, model: ir.Model, ranges: Ranges, x: Floats, run_graph: Runner
 ) -> None:
