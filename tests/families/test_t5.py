@@ -247,6 +247,16 @@ def test_a_head_is_scaled_as_config_says_and_tied_as_weights_say(
     assert farthest(written.in_steps(written.source(ids, mask), answer, [6]), logits) <= LIMIT
 
 
+@pytest.mark.parametrize("form", ["relu", "gelu", "gated-gelu", "gated-silu"])
+def test_one_word_says_what_the_feed_forward_layer_is(form: str, tmp_path: Path) -> None:
+    """Files that transformers saved lately say more, which those of the hub do not."""
+    folder = checkpoint(tmp_path, feed_forward_proj=form)
+    edited(folder, dense_act_fn=None, is_gated_act=None)
+    ids, mask = sentences([9])
+    states, _ = told(reference(folder), ids, mask, ids)
+    assert farthest(Written(folder).encode(ids, mask), states) <= LIMIT
+
+
 def weights_of(folder: Path, name: str) -> dict[str, Floats]:
     """The floats that a part stores, tables of distances left out."""
     values = part(folder, name).graph.initializers.values()
