@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import openvino
+import packaged_t5
 import pytest
 import torch
 from rtx import compiled
@@ -27,6 +28,7 @@ from tiny_t5 import (
     session_of,
     settings_of,
 )
+from tokenizers import Tokenizer
 
 from alula.core.errors import InputError
 from alula.graphs import beyond_fp16, observe_magnitudes, passes_for, rewrite, save
@@ -170,6 +172,20 @@ def test_a_feed_forward_beyond_65504_is_found_and_stays_finite(
     assert not np.isfinite(run(session_of(half(model)), feeds)[output]).all()
     graph = rewrite(model, passes_for("tensorrt-rtx", "fp16", keep=keep))
     assert {node.outputs[0].dtype for node in graph.graph if node.name in keep} == {FP32}
+
+
+def test_trained_weights_outgrow_fp16_and_stay_finite(tmp_path: Path) -> None:
+    """FLAN-T5-small's encoder measures above 65504 on any sentence: such layers are real."""
+    folder = packaged_t5.flan_t5(tmp_path / "flan")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = np.array([tokenizer.encode("translate English to German: The house is wonderful.").ids])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    model = part(folder, "encoder")
+    expected = run(session_of(model), feeds)["states"]
+    keep = kept(model, feeds)
+    assert {name.rpartition(".")[2] for name in keep} <= {"wi_1/MatMul", "wo/MatMul", "DenseReluDense/Mul"}
+    assert error(run(session_of(half(model, keep)), feeds)["states"], expected) < 4e-3
+    assert not np.isfinite(run(session_of(half(model)), feeds)["states"]).all()
 
 
 def error(found: Floats, expected: Floats) -> float:
