@@ -362,6 +362,40 @@ def test_a_folder_with_other_files_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("manifest", ['{"name": "an extension", "manifest_version": 3}', "not JSON", "[]"])
+def test_a_manifest_of_others_makes_no_bundle_of_a_folder(tmp_path: Path, manifest: str) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "manifest.json").write_text(manifest)
+    (mine / "main.js").write_text("years of work")
+    with pytest.raises(InputError, match="is a folder with other files in it"):
+        make(mine)
+    assert (mine / "main.js").read_text() == "years of work"
+
+
+def test_a_damaged_bundle_can_be_replaced(bundle: Bundle) -> None:
+    (bundle.root / "manifest.json").write_text("{")
+    assert make(bundle.root).verified
+
+
+def test_what_a_bundle_is_put_beside_is_not_overwritten_either(bundle: Bundle, tmp_path: Path) -> None:
+    mine = tmp_path / "b.failed"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with (
+        pytest.raises(InputError, match=r"b\.failed: is a folder with other files"),
+        writing(bundle.root) as draft,
+    ):
+        draft.to = mine
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_file_is_no_bundle_and_said_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(InputError, match=r"notes\.txt: is a file, expected the folder of a bundle$"):
+        Bundle.open(tmp_path / "notes.txt")
+
+
 def test_a_bundle_opens_from_any_place(bundle: Bundle, tmp_path: Path) -> None:
     moved = bundle.root.rename(tmp_path / "moved")
     assert Bundle.open(moved).engine("encoder").path == moved / "engines" / "encoder.fake"

@@ -31,6 +31,10 @@ CHECKS = "checks.json"
 TIMINGS = "timings.json"
 REFERENCE = "reference.npz"
 
+# What tells our manifest from those of others, and what lies at the top of a bundle.
+_FIELDS = frozenset({"schema", "model", "graphs", "engines"})
+_NAMES = frozenset({MANIFEST, CHECKS, TIMINGS, REFERENCE, "graphs", "engines", "tokenizer", "processor"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
@@ -195,6 +199,7 @@ def writing(to: Path) -> Iterator[Draft]:
             (scratch / "engines").mkdir()
             draft = Draft(scratch=scratch, to=to)
             yield draft
+            refuse_foreign(draft.to)
             put(scratch, draft.to)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -202,16 +207,22 @@ def writing(to: Path) -> Iterator[Draft]:
 
 def _manifest(root: Path) -> Manifest:
     if not (root / MANIFEST).is_file():
-        what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
-        raise InputError(f"{root}: {what}; make one with: alula build MODEL -o {root}")
+        raise InputError(f"{root}: {_not_a_bundle(root)}")
     raw = read_json(root / MANIFEST)
     parsed: Manifest = _located(root / MANIFEST, lambda: Manifest.parse(raw, root))
     return parsed
 
 
+def _not_a_bundle(root: Path) -> str:
+    if root.is_file():
+        return "is a file, expected the folder of a bundle"
+    what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
+    return f"{what}; make one with: alula build MODEL -o {root}"
+
+
 def refuse_foreign(to: Path) -> None:
     """Refuse to overwrite what is not a bundle."""
-    if to.is_dir() and any(to.iterdir()) and not (to / MANIFEST).is_file():
+    if to.is_dir() and any(to.iterdir()) and not _is_bundle(to):
         raise InputError(
             f"{to}: is a folder with other files in it; name a new folder or a bundle to replace"
         )
@@ -219,12 +230,22 @@ def refuse_foreign(to: Path) -> None:
         raise InputError(f"{to}: is a file; name a folder for the bundle")
 
 
+def _is_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle, a damaged one too; others than we have a manifest.json as well."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    try:
+        return read_json(folder / MANIFEST).keys() >= _FIELDS
+    except InputError:
+        return {path.name for path in folder.iterdir()} <= _NAMES
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; the error names the file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+        raise InputError(f"{path}: cannot be read: {error}; {_CURE}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{path}: is {type(raw).__name__}, expected an object")
     return raw
