@@ -1,0 +1,96 @@
+"""Decoders with a cache as TensorRT-RTX compiles them and as OpenVINO runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import openvino
+import pytest
+import torch
+from numpy.typing import NDArray
+from rtx import compiled
+from tiny_decoders import Decoder, checkpoint, opened, session_of, tokens
+
+from alula.graphs import passes_for, rewrite, save
+
+FAMILIES = ("llama", "qwen2", "qwen3", "hunyuan_v1_dense")
+# Four queries on two keys, heads of 64, which TensorRT has a kernel for.
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": True,
+}
+PROFILE = {"batch": (1, 2, 4), "length": (1, 8, 16), "past": (0, 8, 16), "total": (1, 16, 32)}
+LIMITS = {"fp32": 1e-5, "fp16": 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class InOpenVino:
+    """A graph in OpenVINO, in fp32 on every CPU."""
+
+    def __init__(self, path: Path) -> None:
+        core = openvino.Core()
+        self._model = core.compile_model(
+            core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        )
+
+    def run(self, names: None, feeds: Mapping[str, NDArray[Any]], /) -> Sequence[NDArray[Any]]:
+        del names
+        given = self._model(dict(feeds))
+        return [given[output].copy() for output in self._model.outputs]
+
+
+def shapes(model: ir.Model) -> dict[str, tuple[tuple[int, ...], ...]]:
+    dims = {str(value.name): value.shape or () for value in model.graph.inputs}
+    return {
+        name: tuple(tuple(d if isinstance(d, int) else PROFILE[str(d)][at] for d in shape) for at in range(3))
+        for name, shape in dims.items()
+    }
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensorrt_compiles_a_decoder_with_a_kernel_for_each_attention(
+    family: str, precision: str, tmp_path: Path
+) -> None:
+    decoder = opened(tmp_path, checkpoint(tmp_path, family, **SIZES))
+    graph = rewrite(decoder.graph, passes_for("tensorrt-rtx", precision))
+    saved = save(graph, tmp_path / "out" / "graph.onnx", precision)
+    # Only in fp32 may attention be taken apart.
+    assert compiled(saved.path, shapes(graph), decomposable=precision == "fp32").attentions == 2
+    # ONNX Runtime has no kernels for bf16.
+    if precision == "bf16":
+        return
+    ids = tokens(2, 12)
+    changed = Decoder(
+        settings=decoder.settings, graph=graph, session=session_of(graph), reference=decoder.reference
+    )
+    expected, given = decoder.expected(ids), changed.parts(ids, [5, 4, 1, 1, 1])
+    assert np.linalg.norm(given - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_openvino_runs_a_decoder_whole_in_parts_and_padded(family: str, tmp_path: Path) -> None:
+    decoder = opened(tmp_path, checkpoint(tmp_path, family, **SIZES))
+    graph = rewrite(decoder.graph, passes_for("openvino", "fp32"))
+    saved = save(graph, tmp_path / "out" / "graph.onnx", "fp32")
+    inside = Decoder(
+        settings=decoder.settings, graph=graph, session=InOpenVino(saved.path), reference=decoder.reference
+    )
+    ids, expected = tokens(2, 12), decoder.expected(tokens(2, 12))
+    for lengths in ([12], [5, 4, 3], [1] * 12):
+        assert np.abs(inside.parts(ids, lengths) - expected).max() < 2e-5 * np.abs(expected).max()
+    mask = (np.arange(12) >= np.array([[0], [5]])).astype(np.int64)
+    padded, alone = inside.parts(ids, [7, 1, 4], mask)[1, 5:], decoder.expected(ids[1:, 5:])[0]
+    assert np.abs(padded - alone).max() < 2e-5 * np.abs(alone).max()
