@@ -240,6 +240,19 @@ def test_frequencies_are_those_of_transformers_to_the_last_bit_or_one_beside_it(
         assert (np.array(read_decoder_settings(old).angles, np.float32) == given).all()
 
 
+def test_a_token_far_behind_is_turned_as_transformers_turns_it(tmp_path: Path) -> None:
+    """Where an angle is thousands of turns, a bit of a frequency is a bit of what comes out."""
+    rope = {"rope_type": "default", "rope_theta": 100000.0}
+    model = checkpoint(tmp_path, "llama", max_position_embeddings=32768, rope_parameters=rope)
+    decoder, ids = opened(tmp_path, model), tokens(2, 8)
+    # Not in a row: only differences matter, and these are large ones.
+    positions = np.array([[0, 1, 9000, 9001, 20000, 20001, 32766, 32767]] * 2)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids), position_ids=torch.from_numpy(positions)).logits.numpy()
+    given, _ = decoder.step(ids, np.ones_like(ids), positions, decoder.empty(2))
+    assert np.abs(given - expected).max() < LIMIT * np.abs(expected).max()
+
+
 def test_divisors_pair_by_pair_turn_as_llama3_does() -> None:
     base = {"rope_theta": 500.0}
     plain, scaled = frequencies(base, 16, 64), frequencies({"rope_parameters": LLAMA3}, 16, 64)
