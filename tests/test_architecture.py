@@ -18,6 +18,7 @@ ROOMS = (
     "bundles",
     "codecs",
     "batching",
+    "generate",
     "data",
     "calibration",
     "fusion",
@@ -122,6 +123,7 @@ def test_imports_point_down_and_vendors_have_one_owner(path: Path) -> None:
         ("bench/measure", "from alula import cli"),
         ("families/bert", "def f():\n    import transformers"),
         ("serve/app", "import alula.families.bert"),
+        ("generate/scheduler", "from alula.batching import BatchPolicy"),
     ],
 )
 def test_a_planted_violation_is_found(where: str, source: str) -> None:
