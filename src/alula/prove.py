@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families, footprint
-from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, shape_name, table
+from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, shape_name
 from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
@@ -174,11 +174,6 @@ def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape,
         if all(profile.takes(dict(zip(axes, shape, strict=True))) for profile in profiles)
     ]
     return tuple(dict.fromkeys(usual)) or (tuned,)
-
-
-def text_of(measured: Measured) -> str:
-    """The table a person reads."""
-    return table(measured.rows, measured.ratios)
 
 
 def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | None:

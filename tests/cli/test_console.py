@@ -11,6 +11,7 @@ import termios
 
 import pytest
 
+from alula.cli import console
 from alula.cli.console import Phases, print_rows
 
 ODD = ("pip install 'alula[build]'", "[red]x", "[/red]", ":cat: \\[b]", "[link=x]y[/]")
@@ -32,6 +33,18 @@ def test_phases_are_shown_as_they_are(what: str, capsys: pytest.CaptureFixture[s
     done, failed = capsys.readouterr().err.splitlines()
     assert done.startswith(f"+ {what} ")
     assert failed == f"x {what}"
+
+
+def test_a_log_gets_a_note_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Phases().phase("compile") as note:
+        note("1 of 9")
+        monkeypatch.setattr(console, "QUIET_S", 0.0)
+        note("2 of 9")
+        monkeypatch.setattr(console, "QUIET_S", 30.0)
+        note("3 of 9")
+    assert capsys.readouterr().err.splitlines()[:-1] == ["  compile: 2 of 9"]
 
 
 TABLE = """
@@ -70,11 +83,38 @@ def test_texts_are_folded_where_that_makes_a_table_fit() -> None:
     lines = on_terminal(100)
     assert max(map(len, lines)) <= 100
     assert any(line.strip() == "times as fast as fp32" for line in lines)
-    # Too narrow for the figures: the terminal breaks the lines, the table stays whole.
-    assert on_terminal(80) == on_terminal(40) == on_terminal(200)
+    assert len(on_terminal(200)) == 4
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_columns_that_do_not_fit_go_below_their_row_by_their_names(columns: int) -> None:
+    lines = on_terminal(columns)
+    assert max(map(len, lines)) <= columns
+    joined = " ".join(line.strip() for line in lines)
+    assert "why: no sure gain: 0.96 (0.94-0.99) times as fast as fp32" in joined
+    assert "" not in lines[1:]
+
+
+def test_a_name_breaks_between_its_parts() -> None:
+    lines = on_terminal(60)
+    at = next(at for at, line in enumerate(lines) if line.startswith("padding_changes_nothing_ "))
+    assert lines[at + 1] == "cosine"
 
 
 def test_a_pipe_gets_lines_as_long_as_they_need_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     long = "word " * 60
     print_rows("a title", ("figure", "text"), [("1.5", long + "end")])
     assert f"   1.5  {long}end" in capsys.readouterr().out
+
+
+def test_what_was_not_measured_and_intervals_are_figures_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows("a title", ("engine", "times"), [("a", "-"), ("b", "3.17 (3.00-3.33)")])
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "a                      -",
+        "b       3.17 (3.00-3.33)",
+    ]
+
+
+def test_a_table_of_names_and_values_has_no_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows("a title", ("", ""), [("cpu", "a fast one")])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["a title", "cpu  a fast one"]

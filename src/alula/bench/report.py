@@ -1,4 +1,4 @@
-"""Rows as a plain table for a terminal, and as a figure in SVG."""
+"""Rows as the cells of a table, and as a figure in SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 from alula.bench.rows import BenchRow, RatioRow
 
-HEADINGS = (
+HEADINGS: tuple[str, ...] = (
     "shape",
     "engine",
     "p50 ms",
@@ -21,17 +21,17 @@ HEADINGS = (
 )
 
 
-def table(rows: Sequence[BenchRow], ratios: Sequence[RatioRow] = ()) -> str:
-    """Rows in aligned columns, each with its speed against the baseline where there is one; "-" is not measured."""
+def table(
+    rows: Sequence[BenchRow], ratios: Sequence[RatioRow] = ()
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows, each with its speed against the baseline where there is one; "-" is not measured."""
     speed = {(row.shape, row.engine): row for row in ratios}
-    headings = [*HEADINGS]
-    lines = [_cells(row) for row in rows]
+    headings, lines = HEADINGS, [_cells(row) for row in rows]
     if ratios:
-        headings.insert(2, f"x {ratios[0].baseline}")
+        headings = (*HEADINGS[:2], f"x {ratios[0].baseline}", *HEADINGS[2:])
         for row, cells in zip(rows, lines, strict=True):
             cells.insert(2, _speed(speed.get((row.shape, row.label))))
-    widths = [max(len(cell) for cell in column) for column in zip(headings, *lines, strict=True)]
-    return "\n".join(_line(cells, widths) for cells in (headings, *lines))
+    return headings, [tuple(cells) for cells in lines]
 
 
 def _cells(row: BenchRow) -> list[str]:
@@ -62,15 +62,6 @@ def _speed(row: RatioRow | None) -> str:
     if row.ratio.low is None or row.ratio.high is None:
         return f"{row.ratio.median:.2f}"
     return f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Words to the left, figures to the right."""
-    aligned = [
-        cell.ljust(width) if index in {0, 1, len(cells) - 1} else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()
 
 
 # Okabe and Ito's colours, which people who see few colours can tell apart; by engine, so that a figure with fewer

@@ -8,9 +8,10 @@ from pathlib import Path
 import typer
 
 from alula.bench import figure as drawing
+from alula.bench import table
 from alula.bundles import Bundle
 from alula.cli.axes import parse_size
-from alula.cli.console import Phases, print_json
+from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
 from alula.core.machine import cpu_name, usable_cores
 
@@ -42,7 +43,7 @@ def bench(
     if figure is not None:
         check_figure(figure)
 
-    from alula.prove import BenchRequest, bench_bundles, text_of  # noqa: PLC0415 - `alula --help` stays quick
+    from alula.prove import BenchRequest, bench_bundles  # noqa: PLC0415 - `alula --help` stays quick
 
     request = BenchRequest(shapes=sizes, rounds=rounds, threads=threads, model=model, pytorch=pytorch)
     opened = [Bundle.open(bundle) for bundle in bundles]
@@ -53,7 +54,7 @@ def bench(
         ratios = [row.as_json() for row in measured.ratios]
         print_json("bench", rows, bundles=[str(bundle) for bundle in bundles], ratios=ratios)
     else:
-        print(text_of(measured))
+        print_rows(f"{opened[0].model.name}, in turns", *table(measured.rows, measured.ratios))
         print(f"on {where}; accuracy: the worst of the bundle's checks against its reference")
     if figure is not None:
         title = f"{opened[0].model.name}: latency"
