@@ -304,13 +304,13 @@ INT8_FAULTS = {
     ),
     "zero points forgotten": (
         "graphs/passes/quantize.py",
-        "return scale, round(-low / float(scale))",
-        "return scale, 0",
+        "else round(-low / float(scale))",
+        "else 0",
     ),
     "steps of weights halved": (
         "graphs/passes/quantize.py",
-        "lambda: _scales(tensor.numpy(), axis, most),",
-        "lambda: _scales(tensor.numpy(), axis, most) / 2,",
+        "lambda: _scales(tensor.numpy(), axis, scheme),",
+        "lambda: _scales(tensor.numpy(), axis, scheme) / 2,",
     ),
 }
 
