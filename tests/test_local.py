@@ -86,7 +86,12 @@ def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
     assert Bundle.open(there).verified
     monkeypatch.setattr(sys, "argv", ["alula", "serve", str(beside)])
     assert main() == 2
-    assert "not verified" in capsys.readouterr().err.lower()
+    said = capsys.readouterr().err
+    assert f"is not verified: it was compiled and not run; run alula verify {beside} where it can run" in said
+    monkeypatch.setattr(sys, "argv", ["alula", "inspect", str(beside)])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "holds no layers of its engine (tensorrt-rtx): they are read off an engine that is loaded" in said
 
 
 def test_inspect_shows_every_profile_and_what_it_was_compiled_with(
@@ -117,7 +122,10 @@ def test_where_it_cannot_run_it_is_refused_and_not_run_on_the_cpu(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "traits", lambda name: NO_GPU)
-    said = r"b: built for 'tensorrt-rtx .* sm_80\+', and that cannot run here: there is no CUDA GPU here$"
+    said = (
+        r"b: built for 'tensorrt-rtx .* sm_80\+', and that cannot run here: there is no CUDA GPU here; alula doctor "
+        r"says what can, and for this CPU it is: alula build \S+ -o \S+b-cpu --target cpu .*--length 2:64:64$"
+    )
     with pytest.raises(EngineError, match=said):
         local_engine(Bundle.open(compiled))
     with pytest.raises(EngineError, match=said):
@@ -131,7 +139,8 @@ def test_without_the_gpus_library_it_is_refused_and_not_run_on_the_cpu(
 ) -> None:
     # microsoft/onnxruntime#23372
     monkeypatch.setattr(library, "_findable", lambda name: False)
-    with pytest.raises(MissingExtraError, match=r"needs: pip install 'alula\[tensorrt-rtx\]'$"):
+    said = r"b: built for 'tensorrt-rtx .* sm_80\+', which needs: pip install 'alula\[tensorrt-rtx\]'$"
+    with pytest.raises(MissingExtraError, match=said):
         local_engine(Bundle.open(compiled))
 
 

@@ -13,6 +13,7 @@ from alula.core.engine import LAYERS, Engine
 from alula.core.errors import InputError, ManifestError
 from alula.core.nodes import read_nodes
 from alula.core.timing import TimesLayers
+from alula.engines import GPU
 from alula.engines import backend as backend_named
 from alula.fusion import Report, report_of
 from alula.local import local_engine
@@ -103,10 +104,18 @@ def _kept(bundle: Bundle, engine: Engine) -> dict[str, Any]:
     path = engine.path / LAYERS
     if not path.is_file():
         raise InputError(
-            f"{bundle.root}: holds no layers of its engine ({engine.backend}): it was built by an alula that did not "
-            f"keep them, or by an engine that cannot say; build it again to see what runs"
+            f"{bundle.root}: holds no layers of its engine ({engine.backend}): {_why_none(engine)}"
         )
     return _document(path)
+
+
+def _why_none(engine: Engine) -> str:
+    if engine.backend in GPU:
+        return (
+            "they are read off an engine that is loaded, and it was compiled where it cannot run, or by an alula that "
+            "did not keep them; build it again where it runs"
+        )
+    return "it was built by an alula that did not keep them; build it again to see what runs"
 
 
 def _document(path: Path) -> dict[str, Any]:

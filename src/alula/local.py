@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alula.bundles import Bundle, rebuild_command, shrink
+from alula.bundles import Bundle, cpu_command, rebuild_command, shrink
 from alula.bundles.digest import of_value
 from alula.bundles.replace import beside, put, temporary_folder
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
-from alula.core.errors import EngineError
+from alula.core.errors import EngineError, MissingExtraError
 from alula.core.places import cache_root
 from alula.engines import GPU, runs_on, traits
 from alula.engines import backend as backend_named
@@ -28,9 +28,15 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
     takes is minutes of compiling and nobody's to begin unasked: a foreign one is refused with the command that does it.
     """
     engine = bundle.engine(part)
-    backend = backend_named(engine.backend)
+    try:
+        backend = backend_named(engine.backend)
+    except MissingExtraError as error:
+        raise MissingExtraError(f"{bundle.root}: built for {engine.target!r}, which", error.extra) from error
     if why := traits(engine.backend).cannot_run:
-        raise EngineError(f"{bundle.root}: built for {engine.target!r}, and that cannot run here: {why}")
+        raise EngineError(
+            f"{bundle.root}: built for {engine.target!r}, and that cannot run here: {why}; alula doctor says what "
+            f"can, and for this CPU it is: {cpu_command(bundle.manifest, bundle.root, part)}"
+        )
     if runs_on(engine.backend, engine.target, backend.target):
         return engine
     if engine.backend in GPU:

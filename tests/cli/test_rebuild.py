@@ -13,7 +13,7 @@ import pytest
 
 from alula import build as build_module
 from alula.build import BuildRequest
-from alula.bundles import Manifest, rebuild_command
+from alula.bundles import Manifest, cpu_command, rebuild_command
 from alula.cli import main
 from alula.core.engine import Engine, Plan
 from alula.core.graph import Graph
@@ -108,6 +108,23 @@ def test_a_model_of_the_hub_is_named_with_its_commit_and_a_name_of_its_own_is_ke
 def test_what_was_proved_on_rows_names_their_file_and_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked(rebuild_command(manifest(PLANS[0], promise=PROMISE), Path("b")), monkeypatch)
     assert (request.data, request.budget) == (Path("rows.jsonl"), 0.004)
+    assert (request.metric, request.calibration) == (None, "min-max")
+
+
+def test_a_metric_and_a_calibration_of_ones_own_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = {**PROMISE, "metric": "mine:score", "calibration": {"method": "entropy, smoothed"}}
+    request = asked(rebuild_command(manifest(PLANS[0], promise=promise), Path("b")), monkeypatch)
+    assert (request.metric, request.calibration) == ("mine:score", "entropy")
+
+
+def test_for_a_cpu_sizes_are_kept_and_what_a_compiler_of_gpus_was_told_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(PLANS[2], tuned=(MANY, ALONE), profile=hull((MANY, ALONE)))
+    request = asked(cpu_command(manifest(plan, promise=PROMISE), Path("out/b")), monkeypatch)
+    assert (request.to, request.target, request.precision) == (Path("out/b-cpu"), "cpu", "auto")
+    assert plan_of(TEXTS, request.axes, request.compiling) == Plan(profile=plan.profile)
+    assert request.data == Path("rows.jsonl")
 
 
 def test_the_command_is_short_where_there_is_little_to_say() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alula.bundles.cache import Cache, shrink
 from alula.bundles.folder import Bundle, Draft, Stored, document, finite, writing
 from alula.bundles.manifest import FileRecord, Manifest, Rung, check_to_json, rung_to_json
-from alula.bundles.rebuild import rebuild_command, settings_of
+from alula.bundles.rebuild import cpu_command, rebuild_command, settings_of
 
 __all__ = [
     "Bundle",
@@ -16,6 +16,7 @@ __all__ = [
     "Rung",
     "Stored",
     "check_to_json",
+    "cpu_command",
     "document",
     "finite",
     "rebuild_command",

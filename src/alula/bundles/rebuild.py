@@ -1,4 +1,4 @@
-"""The command that builds a bundle again, from what its manifest says."""
+"""The commands that build a bundle again, or one like it, from what its manifest says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from alula.core.words import TENSORS
 
 SHORT = ("batch", "length", "height", "width")
 """Axes that have an option of their own."""
+USUAL_CALIBRATION = "min-max"
 
 
 def rebuild_command(manifest: Manifest, root: Path, part: str = "encoder") -> str:
@@ -23,12 +24,30 @@ def rebuild_command(manifest: Manifest, root: Path, part: str = "encoder") -> st
     Rows are not in a bundle: where it was proved on some, their file is named as it was.
     """
     engine = manifest.engines[part]
-    words = ["alula", "build", manifest.source, "-o", str(root), "--target", engine.backend]
-    words += ["--precision", engine.graph.precision, *_model(manifest.model, manifest.source)]
-    words += [*_sizes(engine.plan), *settings_of(engine.plan)]
-    if promise := manifest.promise:
-        words += ["--data", promise["data"]["file"], "--budget", f"{100 * promise['budget']:g}%"]
-    return shlex.join(words)
+    words = ["--target", engine.backend, "--precision", engine.graph.precision]
+    words += [*_model(manifest.model, manifest.source), *_sizes(engine.plan), *settings_of(engine.plan)]
+    return shlex.join(["alula", "build", manifest.source, "-o", str(root), *words, *_rows(manifest)])
+
+
+def cpu_command(manifest: Manifest, root: Path, part: str = "encoder") -> str:
+    """What makes a bundle of the same model for a CPU, beside `root`. Pure."""
+    to = root.with_name(f"{root.name}-cpu")
+    words = ["--target", "cpu", *_model(manifest.model, manifest.source)]
+    words += _axes(manifest.engines[part].plan.profile)
+    return shlex.join(["alula", "build", manifest.source, "-o", str(to), *words, *_rows(manifest)])
+
+
+def _rows(manifest: Manifest) -> Iterator[str]:
+    """The rows that it was proved on, and how."""
+    if not (promise := manifest.promise):
+        return
+    yield from ("--data", promise["data"]["file"], "--budget", f"{100 * promise['budget']:g}%")
+    if metric := promise.get("metric"):
+        yield from ("--metric", metric)
+    # Such as "entropy, smoothed".
+    method = promise.get("calibration", {}).get("method", USUAL_CALIBRATION).partition(",")[0]
+    if method != USUAL_CALIBRATION:
+        yield from ("--calibration", method)
 
 
 def _model(model: ModelSpec, source: str) -> Iterator[str]:

@@ -129,10 +129,13 @@ def _waiting(services: Sequence[Service]) -> int:
 
 
 def _unverified(bundle: Bundle) -> str:
+    said = f"{bundle.root}: is not verified: "
+    if not bundle.checks:
+        return f"{said}it was compiled and not run; run alula verify {bundle.root} where it can run"
     failed = [check for check in bundle.checks if not check.passed]
     if failed:
         worst = failed[0]
         reason = f"its check {worst.metric} of {worst.output!r} is {worst.worst:g}, limit {worst.limit:g}"
     else:
         reason = "no check compared it with anything but its own graph"
-    return f"{bundle.root}: is not verified: {reason}; run alula verify, or serve it all the same with --unverified"
+    return f"{said}{reason}; run alula verify, or serve it all the same with --unverified"
