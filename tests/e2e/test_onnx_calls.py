@@ -99,7 +99,7 @@ def test_a_call_outside_the_profile_is_refused_by_its_file(
 def test_a_metric_of_the_users_sees_arrays_by_output_and_the_files_names(
     pictures: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "judge_of_calls.py").write_text(
         "def share(predictions, labels, texts):\n"
         "    assert [t[0] for t in texts] == [f'{at}.npz' for at in range(6)], texts\n"
         "    assert set(predictions[0]) == {'map', 'scores'}\n"
@@ -107,10 +107,16 @@ def test_a_metric_of_the_users_sees_arrays_by_output_and_the_files_names(
     )
     monkeypatch.chdir(tmp_path)
     bundle = built(
-        pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES, data=calls, metric="mine:share"
+        pictures,
+        tmp_path / "out",
+        NAMED,
+        precision="fp32",
+        axes=SIDES,
+        data=calls,
+        metric="judge_of_calls:share",
     )
     assert bundle.verified
-    assert [check.metric for check in bundle.checks[:2]] == ["mine:share_drop", "energy_of_error"]
+    assert [check.metric for check in bundle.checks[:2]] == ["judge_of_calls:share_drop", "energy_of_error"]
 
 
 def test_rows_of_texts_are_no_calls(pictures: Path, tmp_path: Path) -> None:
