@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from alula import graphs
 from alula.core.engine import Plan, Session
+from alula.core.errors import CompileError, InputError
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
@@ -30,12 +31,18 @@ def running(model: graphs.Model, profile: Profile) -> Iterator[Session]:
 
 @contextmanager
 def running_file(path: Path, part: Part, profile: Profile, outputs: Mapping[str, str]) -> Iterator[Session]:
-    """A session on an ONNX file that stays as it is; `outputs` gives its names by the part's."""
+    """A session on an ONNX file that stays as it is; `outputs` gives its names by the part's.
+
+    Raises InputError where ONNX Runtime does not take the file.
+    """
     backend = backend_named("onnxruntime")
     named = tuple(replace(tensor, name=outputs[tensor.name]) for tensor in part.outputs)
     graph = Graph(path=path, digest="", opset=0, nodes=0, precision="fp32", inputs=part.inputs, outputs=named)
     with TemporaryDirectory(prefix="alula-") as scratch:
-        engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
+        try:
+            engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")
+        except CompileError as error:
+            raise InputError(f"{error}; the file is held to itself there, so it has to run there") from error
         with closing(backend.open(engine)) as session:
             yield Renamed(session, part)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tiny_onnx import numbers, picture_net
+from tiny_onnx import model_of, node, numbers, picture_net, saved, value
 
 
 def alula(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -86,6 +86,42 @@ def test_what_does_not_fit_is_refused_before_any_work(
     assert last.startswith("alula: " + said.format(file=file)), last
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (
+            [node("MatMul", "x nowhere", "y")],
+            "{file}: a MatMul reads 'nowhere', which nothing in the file gives",
+        ),
+        ([node("Foo", "x", "y")], "onnxruntime cannot compile {file}: Load model from {file} failed:"),
+    ],
+    ids=["a value that nothing gives", "no operator of ONNX"],
+)
+def test_a_file_that_is_not_valid_is_the_callers_and_nothing_else_is_printed(
+    nodes: list[onnx.NodeProto], said: str, tmp_path: Path
+) -> None:
+    path = saved(model_of(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])]), tmp_path / "m.onnx")
+    done = alula(tmp_path, "build", str(path), "-o", "out", "--target", "onnxruntime")
+    *phases, last = done.stderr.splitlines()
+    assert last.startswith("alula: " + said.format(file=path)), last
+    assert [line for line in phases if line[:2] not in {"+ ", "x "}] == []
+    assert done.returncode == 2
+
+
+def test_sizes_that_the_file_fails_on_are_told_once(tmp_path: Path) -> None:
+    inputs = [value("a", ["n", "left"]), value("b", ["n", "right"])]
+    path = saved(
+        model_of([node("Add", "a b", "y")], inputs, [value("y", ["n", "left"])]), tmp_path / "m.onnx"
+    )
+    sizes = ("--axis", "left=2", "--axis", "right=3")
+    done = alula(tmp_path, "build", str(path), "-o", "out", "--target", "onnxruntime", *sizes)
+    *phases, last = done.stderr.splitlines()
+    assert last.startswith("alula: m itself does not take what was drawn for it")
+    assert "Name:'' Status Message: axis == 1 || axis == largest was false." in last
+    assert [line for line in phases if line[:2] not in {"+ ", "x "}] == []
+    assert done.returncode == 2
 
 
 def test_a_data_file_that_is_missing_is_named(file: Path, tmp_path: Path) -> None:

@@ -164,6 +164,12 @@ def test_a_path_that_does_not_exist_is_named_without_asking_the_hub(model: str) 
         open_checkpoint(model)
 
 
+@pytest.mark.parametrize("model", ["net.onnx", "models/net.onnx", "./net.onnx"])
+def test_a_file_that_does_not_exist_is_no_name_on_the_hub(model: str) -> None:
+    with pytest.raises(InputError, match=rf"^no file {model}$"):
+        open_checkpoint(model)
+
+
 def test_a_local_folder_has_no_revision(folder: Path) -> None:
     with pytest.raises(InputError, match=r"is a local folder, which has no revision 'v2'"):
         open_checkpoint(str(folder), "v2")

@@ -72,6 +72,8 @@ def locate(model: str, revision: str = "main") -> Path:
         raise InputError(
             f"{model} is a file, expected the folder that holds config.json and the weights, or an ONNX file"
         )
+    if folder.suffix == onnx_file.ENDING:
+        raise InputError(f"no file {model}")
     if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
         raise InputError(f"no folder {model}")
     return _fetch(model, revision)

@@ -7,6 +7,7 @@ arrays in and arrays out (`tensors.py`).
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ def read(file: Path) -> ir.Model:
         import onnx_ir as ir  # noqa: PLC0415 - for building only
     except ImportError as error:
         raise MissingExtraError(f"reading {file}", "build") from error
+    # What it warns of, a value that nothing gives, is refused by name.
+    logging.getLogger("onnx_ir.serde").setLevel(logging.ERROR)
     try:
         return ir.load(file)
     except Exception as error:  # protobuf's own, and whatever the reader stumbles over

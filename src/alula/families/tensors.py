@@ -69,9 +69,22 @@ def refuse_foreign(model: ir.Model, source: str) -> None:
         raise InputError(f"{source} has opset {opset}; expected {OLDEST} to {NEWEST}")
 
 
+def refuse_dangling(model: ir.Model, source: str) -> None:
+    """Refuse a file in which a node reads what nothing gives."""
+    for node in model.graph.all_nodes():
+        for value in node.inputs:
+            if value is None or value.producer() or value.is_graph_input() or value.is_initializer():
+                continue
+            raise InputError(
+                f"{source}: a {node.op_type} {f'({node.name}) ' if node.name else ''}reads {value.name!r}, which "
+                "nothing in the file gives; export it again"
+            )
+
+
 def describe_tensors(checkpoint: Checkpoint, model: ir.Model, stated: Sequence[TensorSpec]) -> ModelSpec:
     """What a file is whose outputs are compared as they are; the model is changed on the way."""
     source = str(checkpoint.root)
+    refuse_dangling(model, source)
     prepare(model)
     refuse_foreign(model, source)
     inputs, names = _inputs(model, stated, source)
