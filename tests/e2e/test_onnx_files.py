@@ -9,6 +9,7 @@ import numpy as np
 import packaged
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto
 from onnx_bundles import NAMED, SIDES, built, logarithm
 from tiny_onnx import (
     branching,
@@ -221,6 +222,22 @@ def test_arrays_go_in_and_come_out(
         with pytest.raises(InputError) as refused:
             check_feeds(bundle, feeds, out, others=others)
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("odd", [8, -1])
+def test_rows_that_a_table_has_not_are_refused_on_every_engine(odd: int, tmp_path: Path) -> None:
+    """OpenVINO gives some answer for them."""
+    model = model_of(
+        [node("Gather", "table ids", "y")], [value("ids", ["n"], TensorProto.INT64)], [value("y", ["n", 4])],
+        {"table": numbers(8, 4)},
+    )  # fmt: skip
+    bundle = built(saved(model, tmp_path / "m.onnx"), tmp_path / "out", precision="fp32", target="openvino")
+    np.savez(tmp_path / "in.npz", ids=np.array([1, odd]))
+    said = rf"in\.npz: 'ids' holds {odd}, and the bundle takes 'ids=int64\[batch\]:0:7'; more is taken where"
+    with pytest.raises(InputError, match=said):
+        show_outputs(bundle, tmp_path / "in.npz", None, as_json=False)
+    np.savez(tmp_path / "in.npz", ids=np.array([0, 7]))
+    show_outputs(bundle, tmp_path / "in.npz", None, as_json=False)
 
 
 def test_a_bundle_that_takes_arrays_is_not_served(pictures: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from alula.bundles import Bundle
 from alula.cli.bench import check_figure
 from alula.cli.console import number, print_json, print_rows
 from alula.core.errors import InputError
-from alula.core.tensor import Feeds
+from alula.core.tensor import Feeds, TensorSpec
 from alula.core.words import TENSORS
 from alula.data import read_feeds, write_arrays
 
@@ -51,9 +52,24 @@ def outputs_of(bundle: Bundle, feeds: Path) -> Feeds:
     from alula.local import local_engine  # noqa: PLC0415
 
     given = read_feeds(feeds, bundle.model.parts[0].inputs)
+    refuse_outside(feeds, bundle.model.parts[0].inputs, given)
     engine = local_engine(bundle)
     with closing(backend(engine.backend).open(engine)) as session:
         return session.run(given)
+
+
+def refuse_outside(path: Path, inputs: Sequence[TensorSpec], feeds: Feeds) -> None:
+    """Refuse whole numbers that an input is not known to take: those beyond a table get an answer from some engines."""
+    for tensor in inputs:
+        array = feeds[tensor.name]
+        if tensor.range is None or array.dtype.kind not in "iu" or not array.size:
+            continue
+        low, high = tensor.range
+        if odd := [int(end) for end in (array.min(), array.max()) if not low <= end <= high]:
+            raise InputError(
+                f"{path}: {tensor.name!r} holds {odd[0]}, and the bundle takes '{tensor}'; more is taken where it is "
+                "built with --inputs and a wider range behind the input"
+            )
 
 
 def summaries(outputs: Feeds) -> list[dict[str, Any]]:

@@ -93,7 +93,9 @@ def _arrays(path: Path, inputs: Sequence[TensorSpec]) -> Mapping[str, Array]:
     except OSError as error:
         raise BadRow(f"cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise BadRow(f"cannot be read as arrays: {error}") from error
+        # Of objects, and of what is no file of its own, numpy says how to load it unsafely.
+        why = "numpy did not write it, or objects are in it" if "pickle" in str(error) else error
+        raise BadRow(f"cannot be read as arrays: {why}") from error
     if len(inputs) != 1:
         raise BadRow(f"is one array, and the model takes {len(inputs)}; expected .npz with an array for each")
     return {inputs[0].name: loaded}
