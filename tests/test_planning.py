@@ -129,6 +129,15 @@ def test_axes_that_the_model_has_not_are_refused_by_name(
         plan_of(TEXTS, axes, Wanted(profiles=profiles))
 
 
+def test_of_a_model_of_one_size_no_axis_is_asked_for() -> None:
+    fixed = replace(LINE, shape=(1, 3, 48, 320))
+    spec = replace(LINES, parts=(Part(name="encoder", inputs=(fixed,), outputs=(OUT,)),))
+    with pytest.raises(
+        InputError, match=r"no axis 'batch'; tiny has none that is open: all of its sizes are fixed$"
+    ):
+        plan_of(spec, sizes(batch=(1, 1, 1)), Wanted())
+
+
 def test_an_axis_without_usual_sizes_must_be_given() -> None:
     depth = replace(LINE, shape=("batch", 3, "depth", "width"))
     spec = replace(LINES, parts=(Part(name="encoder", inputs=(depth,), outputs=(OUT,)),))

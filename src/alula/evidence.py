@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alula import families
-from alula.core.check import Check, Reference, reference_named
+from alula.core.check import REFERENCES, Check, Reference, reference_named
 from alula.core.engine import Session
 from alula.core.errors import InputError, MissingExtraError, RunError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.core.words import TENSORS
+from alula.core.words import TENSORS, choice
 from alula.verify import CALIBRATED, Sample, alone, compare, draw, golden, held_to, invariance, texts_for
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def _rows(outputs: Feeds) -> int:
 
 def choose(wanted: str, spec: ModelSpec) -> Reference:
     """The strongest reference there is, or the one that was asked for by name, or an error that says why not."""
+    choice("reference", wanted, ("auto", *REFERENCES))
     from_onnx = spec.family == families.ONNX
     if wanted == "auto":
         if from_onnx:

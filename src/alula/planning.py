@@ -155,7 +155,8 @@ def _all_replace(axes: Mapping[str, Range], wanted: Wanted) -> bool:
 def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range]) -> Profile:
     known = spec.part("encoder").axes
     if unknown := sorted(set(given) - set(known)):
-        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {', '.join(sorted(known))}")
+        has = ", ".join(sorted(known)) or "none that is open: all of its sizes are fixed"
+        raise InputError(f"no axis {unknown[0]!r}; {spec.name} has {has}")
     ranges = {**_usual(spec), **seen, **given}
     if lacking := [axis for axis in known if axis not in ranges]:
         options = " ".join(f"--axis {axis}=MIN:OPT:MAX" for axis in lacking)

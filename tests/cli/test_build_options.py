@@ -65,7 +65,11 @@ def test_all_of_them_reach_the_build(
     [
         ("--workspace 4", "--workspace '4': expected a number with one of GiB, MiB, KiB, GB, MB, KB, B"),
         ("--time-limit 20", "--time-limit '20': expected a number with one of h, m, s, such as 20m"),
-        ("--level 6", "Invalid value for '--level': Input should be less than or equal to 5"),
+        ("--level 6", "Invalid value for '--level': Input should be less than or equal to 5, given '6' (see"),
+        (
+            "--level=-1",
+            "Invalid value for '--level': Input should be greater than or equal to 0, given '-1' (see",
+        ),
         ("--profile batch", "--profile 'batch': 'batch': expected NAME=MIN:OPT:MAX"),
         (
             "--profile batch=4:2:1",

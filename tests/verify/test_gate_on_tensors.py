@@ -187,9 +187,14 @@ def test_a_row_of_a_batch_is_held_to_the_row_alone_where_outputs_have_rows() -> 
     samples = draw(SPEC, PROFILE)
     (right,) = invariance(Net(), samples, SPEC, PROFILE, "fp32")
     assert (right.output, right.metric, right.passed) == ("map", "batch_equals_single", True)
+    assert right.note == ""
     turned = Net(of("map", lambda array: array[::-1].copy()))
     (wrong,) = invariance(turned, samples, SPEC, PROFILE, "fp32")
     assert not wrong.passed
+    assert wrong.note == (
+        "rows are not what they are alone; where a model mixes its rows, give them another name: "
+        f"--inputs '{str(SPEC.parts[0].inputs[0]).replace('[batch', '[rows')}'"
+    )
     # NVIDIA/TensorRT#3730: only the first row was right.
     (last,) = invariance(Net(of("map", last_row_is_another)), samples, SPEC, PROFILE, "bf16")
     assert not last.passed

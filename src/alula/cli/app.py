@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -88,7 +89,8 @@ def _run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (see alula --help, alula COMMAND --help)", error.exit_code)
+        said = with_what_was_given(error.format_message(), words)
+        return _fail(f"{said} (see alula --help, alula COMMAND --help)", error.exit_code)
     except (InputError, Overloaded) as error:
         return _fail(str(error), 2)
     except AlulaError as error:
@@ -97,6 +99,16 @@ def _run() -> int:
         return _fail(*system_refused(error))
     # The command-line library makes Control-C this code, and prints nothing.
     return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+
+
+def with_what_was_given(message: str, words: Sequence[str]) -> str:
+    """What the command-line library refuses, with the value of the option that it names."""
+    found = re.search(r"Invalid value for '(--[\w-]+)", message)
+    option = found[1] if found else ""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    given = next((after for word, after in pairs if word == option), None)
+    given = next((word.partition("=")[2] for word in words if word.startswith(f"{option}=")), given)
+    return message if not option or given is None else f"{message.rstrip('.')}, given {given!r}"
 
 
 def system_refused(error: OSError) -> tuple[str, int]:

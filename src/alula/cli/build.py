@@ -120,7 +120,7 @@ def build(
     ),
     opset: int | None = typer.Option(None, help="The ONNX opset of the graph, 17 to 24.", show_default=False),
     reference: str = typer.Option(
-        "auto", help="auto, pytorch, golden or own-graph: what the result is held to."
+        "auto", help="auto, pytorch, onnx-file, golden or own-graph: what the result is held to."
     ),
     revision: str = typer.Option("main", help="Branch, tag or commit of a hub model."),
     no_tokenizer: bool = typer.Option(

@@ -14,7 +14,7 @@ from alula.cli.console import Phases, print_checks, print_json
 def verify(
     bundle: Path = typer.Argument(help="A bundle's folder.", show_default=False),
     reference: str = typer.Option(
-        "auto", help="auto, pytorch, golden or own-graph: what the bundle is held to."
+        "auto", help="auto, pytorch, onnx-file, golden or own-graph: what the bundle is held to."
     ),
     model: str | None = typer.Option(
         None, help="The checkpoint, where it is no longer where it was built from."

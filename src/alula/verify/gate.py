@@ -122,9 +122,9 @@ def _array_rows(
     limits = limits_of_invariance(precision)
     for name, pairs in outputs.rows_alone(candidate, samples, spec, profile, ROWS_ALONE).items():
         values = outputs.measured(outputs.output_of(spec, name), "rms_error", pairs)
-        yield replace(
-            _check(name, "rms_error", values, limits.max_error, "own-graph"), metric="batch_equals_single"
-        )
+        check = _check(name, "rms_error", values, limits.max_error, "own-graph")
+        note = "" if check.passed else outputs.mixed_rows(spec)
+        yield replace(check, metric="batch_equals_single", note=note)
 
 
 def _check(output: str, metric: str, values: Floats, limit: float, reference: Reference) -> Check:

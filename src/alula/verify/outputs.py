@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -97,6 +98,16 @@ def rows_alone(
                 first, all_rows = (side.astype(np.float64) for side in sides)
                 found.setdefault(output.name, []).append((first[:1], all_rows[row : row + 1]))
     return found
+
+
+def mixed_rows(spec: ModelSpec) -> str:
+    """What may be the matter where a row in a batch is another one alone, and what to do about a model that is so."""
+    inputs = (
+        replace(tensor, shape=tuple("rows" if dim == BATCH else dim for dim in tensor.shape))
+        for tensor in spec.parts[0].inputs
+    )
+    stated = " ".join(f"--inputs '{tensor}'" for tensor in inputs)
+    return f"rows are not what they are alone; where a model mixes its rows, give them another name: {stated}"
 
 
 def _with_rows(spec: ModelSpec, together: Feeds, rows: int, single: Feeds, low: int) -> Iterator[TensorSpec]:
