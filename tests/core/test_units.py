@@ -54,10 +54,13 @@ def test_memory_that_cannot_be_read_is_refused_by_name(text: str) -> None:
 def test_no_memory_and_no_time_are_refused() -> None:
     with pytest.raises(InputError, match="--workspace '0GiB': expected more than nothing"):
         parse_bytes("--workspace", "0GiB")
-    with pytest.raises(InputError, match=r"--workspace '999999999999GiB': .* at most 9223372036854775807"):
+    with pytest.raises(InputError, match=r"--workspace '999999999999GiB': .* at most 9223372036854775807B"):
         parse_bytes("--workspace", "999999999999GiB")
     with pytest.raises(InputError, match=r"--time-limit '0.0s': expected more than nothing .* such as 20m"):
         parse_seconds("--time-limit", "0.0s")
+    # threading's clock ends there.
+    with pytest.raises(InputError, match=r"--time-limit '999999999999h': .* at most 2147483647s"):
+        parse_seconds("--time-limit", "999999999999h")
     with pytest.raises(
         InputError, match="--time-limit '20': expected a number with one of h, m, s, such as 20m"
     ):

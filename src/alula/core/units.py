@@ -20,7 +20,9 @@ BYTES: Mapping[str, int] = {
 SECONDS: Mapping[str, int] = {"h": 3600, "m": 60, "s": 1}
 
 LARGEST = 2**63 - 1
-"""Of any amount: what runtimes count in."""
+"""Of bytes: what runtimes count in."""
+LONGEST = 2**31 - 1
+"""Of seconds, 68 years: what clocks count in."""
 
 # Few digits: an amount that takes more is none, and Python itself refuses to read thousands of them.
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?) ?(?P<unit>[A-Za-z]+)")
@@ -28,12 +30,12 @@ _AMOUNT = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?) ?(?P<unit>[A-Za-z
 
 def parse_bytes(option: str, text: str) -> int:
     """A whole number of bytes, one at least; the unit is needed, since nobody means four bytes by 4."""
-    return max(1, int(_parsed(option, text, BYTES, "4GiB")))
+    return max(1, int(_parsed(option, text, BYTES, LARGEST, "4GiB")))
 
 
 def parse_seconds(option: str, text: str) -> float:
     """Seconds, more than none."""
-    return _parsed(option, text, SECONDS, "20m")
+    return _parsed(option, text, SECONDS, LONGEST, "20m")
 
 
 def bytes_as_text(count: int) -> str:
@@ -49,7 +51,7 @@ def seconds_as_text(seconds: float) -> str:
     )
 
 
-def _parsed(option: str, text: str, units: Mapping[str, int], example: str) -> float:
+def _parsed(option: str, text: str, units: Mapping[str, int], most: int, example: str) -> float:
     found = _AMOUNT.fullmatch(text.strip())
     size = units.get(found["unit"]) if found else None
     if found is None or size is None:
@@ -57,8 +59,8 @@ def _parsed(option: str, text: str, units: Mapping[str, int], example: str) -> f
             f"{option} {text!r}: expected a number with one of {', '.join(units)}, such as {example}"
         )
     amount = float(found["number"]) * size
-    if not 0 < amount <= LARGEST:
+    if not 0 < amount <= most:
         raise InputError(
-            f"{option} {text!r}: expected more than nothing and at most {LARGEST}, such as {example}"
+            f"{option} {text!r}: expected more than nothing and at most {most}{[*units][-1]}, such as {example}"
         )
     return amount
