@@ -28,7 +28,7 @@ def layers_of(bundle: Bundle, *, times: Path | None = None) -> Report:
     document = _kept(bundle, engine)
     if times is not None:
         document = {**document, "times": _times(times)}
-    return _report(bundle, engine, document)
+    return _report(bundle, engine, document, times=times)
 
 
 def timed_layers_of(bundle: Bundle, shape: Shape | None = None, *, threads: int = 0) -> Report:
@@ -67,11 +67,15 @@ def layers_in(path: Path, *, times: Path | None = None) -> Report:
     about = {"file": str(path)}
     if version := document.get("version"):
         about["engine"] = f"{document.get('source')} {version}"
-    return _located(path, document, None, about)
+    return _located(path, document, None, about, times)
 
 
 def _report(
-    bundle: Bundle, engine: Engine, document: Mapping[str, Any], more: Mapping[str, str] | None = None
+    bundle: Bundle,
+    engine: Engine,
+    document: Mapping[str, Any],
+    more: Mapping[str, str] | None = None,
+    times: Path | None = None,
 ) -> Report:
     graph = engine.graph.path
     about = {
@@ -83,7 +87,7 @@ def _report(
         "graph's files": _megabytes(graph.parent.glob(f"{graph.name}*")),
         **(more or {}),
     }
-    return _located(engine.path / LAYERS, document, engine, about)
+    return _located(engine.path / LAYERS, document, engine, about, times)
 
 
 def _megabytes(paths: Iterable[Path]) -> str:
@@ -91,13 +95,18 @@ def _megabytes(paths: Iterable[Path]) -> str:
 
 
 def _located(
-    path: Path, document: Mapping[str, Any], engine: Engine | None, about: Mapping[str, str]
+    path: Path,
+    document: Mapping[str, Any],
+    engine: Engine | None,
+    about: Mapping[str, str],
+    times: Path | None = None,
 ) -> Report:
     graph = None if engine is None else read_nodes(engine.graph.path)
     try:
         return report_of(document, graph, about)
     except ManifestError as error:
-        raise InputError(f"{path}: {error}") from error
+        of_times = times is not None and error.where.startswith("times")
+        raise InputError(f"{times if of_times else path}: {error}") from error
 
 
 def _kept(bundle: Bundle, engine: Engine) -> dict[str, Any]:

@@ -169,6 +169,10 @@ def test_what_tensorrt_wrote_is_read_without_a_bundle(inspect: Any, tmp_path: Pa
     other = inspect(convnet, SAMPLES / "tensorrt-11-convnet.json")
     assert other.code == 0
     assert "fp32 6, tf32 1" in other.out
+    same = inspect(convnet, convnet)
+    assert same.out.splitlines()[-1] == "each of the 8 nodes that both graphs have runs the same way in both"
+    foreign = inspect(convnet, SAMPLES / "tensorrt-8.6-bert.json")
+    assert foreign.out.splitlines()[-1] == "no node is in both graphs: are these engines of one model?"
 
 
 @pytest.mark.parametrize(
@@ -187,16 +191,33 @@ def test_what_tensorrt_wrote_is_read_without_a_bundle(inspect: Any, tmp_path: Pa
         ),
         (("LIST",), "is a list, expected the object that lists an engine's layers"),
         (("BROKEN",), "is not readable JSON"),
-        (("OTHER",), "OTHER.json: source: is missing"),
+        (
+            ("OTHER",),
+            "OTHER.json: lists no layers; expected a bundle's layers.json, or what TensorRT's inspector or",
+        ),
+        (("NONE",), "NONE.json: Layers: is empty: the engine has no layers"),
+        (("SAMPLE", "--times", "LIST"), "alula: LIST.json: times: none of these 0 is of a layer here"),
+        (("SAMPLE", "--times", "THEIRS"), "alula: THEIRS.json: times: none of these 2 is of a layer here"),
+        (("SAMPLE", "--times", "NUMBERS"), "alula: NUMBERS.json: times[0]: is not an object"),
+        (("a.txt",), "a.txt: is a file, expected the folder of a bundle"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(
     args: tuple[str, ...], message: str, inspect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in (("LIST", "[]"), ("BROKEN", "{"), ("OTHER", "{}")):
+    contents = {
+        "LIST": "[]",
+        "BROKEN": "{",
+        "OTHER": "{}",
+        "NONE": '{"Layers": [], "Bindings": []}',
+        "THEIRS": '[{"count": 9}, {"name": "of another engine", "averageMs": 1.5}]',
+        "NUMBERS": "[5]",
+    }
+    for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(content)
-    given = {name: f"{name}.json" for name in ("LIST", "BROKEN", "OTHER")}
+    (tmp_path / "a.txt").write_text("x")
+    given = {name: f"{name}.json" for name in contents}
     given["SAMPLE"] = str(SAMPLES / "tensorrt-10-convnet.json")
     said = inspect(*(given.get(arg, arg) for arg in args))
     assert said.code == 2

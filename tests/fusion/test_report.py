@@ -179,7 +179,7 @@ def test_two_engines_differ_in_whom_a_node_runs_with(plain: Report, fused: Repor
     assert answers["precision"] == ("fp32 4", "fp32 2, fp16 1")
     assert answers["ms in layers"] == ("not timed", "4.000")
     columns, rows = kinds(comparison)
-    assert columns == ("kind", "layers", "layers", "ms", "ms")
+    assert columns == ("kind", "in the first", "in the second", "ms, first", "ms, second")
     assert ("Gelu", "1", "0", "", "") in rows
     assert json.loads(json.dumps(as_json(comparison)))["changes"][0]["nodes"] == ["sum"]
 

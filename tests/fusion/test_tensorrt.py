@@ -250,9 +250,17 @@ def tensor(described: str) -> dict[str, object]:
         ({"Layers": ["a", {"LayerType": "gemm"}]}, r"^Layers\[1\].Name: is missing$"),
         ({"source": "tensorrt", "version": "11", "layers": {"Layers": "x"}}, r"^layers.Layers: is str"),
         ({"source": "tvm", "version": "1", "layers": []}, r"^source: is 'tvm', expected one of: tensorrt"),
-        ({"version": "1"}, r"^source: is missing$"),
-        ({"Layers": [], "times": [{"name": "a"}]}, r"^times\[0\].timeMs: is missing$"),
-        ({"Layers": [], "times": ["a"]}, r"^times\[0\]: is not an object$"),
+        (
+            {"version": "1"},
+            r"^lists no layers; expected a bundle's layers.json, or what TensorRT's inspector or",
+        ),
+        ({"Layers": []}, r"^Layers: is empty: the engine has no layers$"),
+        ({"Layers": ["a"], "times": [{"name": "a"}]}, r"^times\[0\].timeMs: is missing$"),
+        (
+            {"Layers": ["a"], "times": [{"name": "b", "timeMs": 1.0}]},
+            r"^times: none of these 1 is of a layer here$",
+        ),
+        ({"Layers": ["a"], "times": ["a"]}, r"^times\[0\]: is not an object$"),
     ],
 )
 def test_what_is_no_such_document_is_refused_with_the_place(

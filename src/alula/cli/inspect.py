@@ -148,6 +148,10 @@ def _compare(paths: tuple[Path, Path], asked: Asked, html: Path | None, *, as_js
         print_rows(title, ("operator", "nodes", "in the first", "in the second"), rows)
         if (left := len(comparison.changes) - CHANGES) > 0:
             print(f"and {left} more kinds of changes: see --html or --json")
+    elif comparison.common:
+        print(f"each of the {comparison.common} nodes that both graphs have runs the same way in both")
+    else:
+        print("no node is in both graphs: are these engines of one model?")
     return 0
 
 

@@ -96,7 +96,7 @@ def kinds(comparison: Comparison) -> tuple[tuple[str, ...], text.Rows]:
     """The kinds of layers, how many each engine runs, and what they take."""
     tables = [{kind: (count, time) for kind, count, time in by_kind(report)} for report in comparison.both]
     timed = any(report.total_ms is not None for report in comparison.both)
-    columns = ("kind", "layers", "layers") + (("ms", "ms") if timed else ())
+    columns = ("kind", "in the first", "in the second") + (("ms, first", "ms, second") if timed else ())
     rows = []
     for kind in dict.fromkeys(kind for table in tables for kind in table):
         found = [table.get(kind, (0, None)) for table in tables]

@@ -54,6 +54,11 @@ def listing_of(document: Mapping[str, Any]) -> Listing:
 def _read(document: Mapping[str, Any]) -> Listing:
     if "Layers" in document:
         return tensorrt.read(document, "tensorrt", "")
+    if "source" not in document:
+        raise ManifestError(
+            "lists no layers; expected a bundle's layers.json, or what TensorRT's inspector or trtexec "
+            "--exportLayerInfo wrote"
+        )
     source, version = get(document, str, "source"), get(document, str, "version")
     if source in {"tensorrt", "tensorrt-rtx"}:
         inside: dict[str, Any] = get(document, dict, "layers")
@@ -93,6 +98,8 @@ def with_times(listing: Listing, times: Sequence[Any], call_ms: float | None = N
             left.setdefault(get(each, str, "name"), []).append(time)
         except ManifestError as error:
             raise error.under(f"times[{index}]") from error
+    if not any(layer.name in left for layer in listing.layers):
+        raise ManifestError(f"none of these {len(times)} is of a layer here", "times")
     layers = []
     for layer in listing.layers:
         if mine := left.get(layer.name):

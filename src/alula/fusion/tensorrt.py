@@ -41,6 +41,8 @@ NAMES_ONLY = "the engine was built without ProfilingVerbosity.DETAILED: layers h
 def read(document: Mapping[str, Any], source: str, version: str) -> Listing:
     """The layers of the first profile; layers of others are the same work for other sizes."""
     raw: list[Any] = get(document, list, "Layers")
+    if not raw:
+        raise ManifestError("is empty: the engine has no layers", "Layers")
     layers = [_layer(each, f"Layers[{index}]") for index, each in enumerate(raw)]
     profiles = _profiles(layers)
     notes = []
