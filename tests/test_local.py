@@ -70,8 +70,9 @@ def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
     words = f"alula build {model} -o {there} --target tensorrt-rtx --precision fp16 --reference own-graph"
     monkeypatch.setattr(sys, "argv", words.split())
     assert main() == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     beside = there.with_name("there.unverified")
+    assert err.splitlines()[-1] == f"{there} is verified and stays: what is less goes beside it, to {beside}"
     assert (
         out.rstrip()
         .splitlines()[-1]

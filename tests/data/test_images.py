@@ -207,7 +207,7 @@ def test_what_is_no_image_in_a_folder_is_named_by_its_path(
     with pytest.raises(InputError) as refused:
         read(folder, CLASSES)
     assert error in str(refused.value)
-    assert str(refused.value).endswith("; correct the row, or have bad rows skipped")
+    assert str(refused.value).endswith("; correct the row, or leave out such rows with --skip-bad-rows")
     data = read(folder, CLASSES, skip_bad=True)
     assert [file for file, _, _ in rows(data)] == ["a.png", "z.png"]
     assert error in data.skipped[0]

@@ -233,7 +233,7 @@ def test_a_bad_row_is_named_by_its_line_or_skipped_by_choice(
     with pytest.raises(InputError) as refused:
         read(path, task)
     assert f"data.jsonl:2: {error}" in str(refused.value)
-    assert str(refused.value).endswith("; correct the row, or have bad rows skipped")
+    assert str(refused.value).endswith("; correct the row, or leave out such rows with --skip-bad-rows")
     data = read(path, task, skip_bad=True)
     assert [example.line for example in data.examples] == [1, 3]
     assert len(data.skipped) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -183,6 +184,11 @@ def build(
     start = perf_counter()
     built = run_build(request, Phases())
     seconds = perf_counter() - start
+    if not as_json and built.bundle.root != to:
+        print(
+            f"{to} is verified and stays: what is less goes beside it, to {built.bundle.root}",
+            file=sys.stderr,
+        )
     report(built.bundle, as_json=as_json, cached=built.cached, seconds=seconds)
     if built.interrupted:
         raise KeyboardInterrupt

@@ -81,7 +81,9 @@ def _examples(rows: Rows, task: str, base: Path, *, skip_bad: bool) -> tuple[lis
         elif skip_bad:
             skipped.append(f"{row.where}: {example}")
         else:
-            raise InputError(f"{row.where}: {example}; correct the row, or have bad rows skipped")
+            raise InputError(
+                f"{row.where}: {example}; correct the row, or leave out such rows with --skip-bad-rows"
+            )
     return examples, skipped
 
 
