@@ -17,7 +17,7 @@ from alula.bundles import Draft
 from alula.calibrate import calibrate
 from alula.core.check import Check
 from alula.core.engine import Engine, Plan
-from alula.core.errors import CompileError, InputError
+from alula.core.errors import CompileError, DeviceLostError, EngineError, InputError, RunError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.core.progress import Note, Progress, Silent, quiet
@@ -319,22 +319,24 @@ class Refusing(Timed):
     """A workshop whose compiler takes no graph of these precisions."""
 
     refused: tuple[str, ...]
+    error: type[EngineError] = CompileError
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = frozenset()) -> Candidate:
         if precision in self.refused:
-            raise CompileError(f"no kernel for {precision}")
+            raise self.error(f"no kernel for {precision}")
         return Timed.candidate(self, precision, progress, keep)
 
 
-def refusing(shop: Timed, *refused: str) -> Refusing:
+def refusing(shop: Timed, *refused: str, error: type[EngineError] = CompileError) -> Refusing:
     known = {name: getattr(shop, name) for name in Timed.__dataclass_fields__}
-    return Refusing(**known, refused=refused)
+    return Refusing(**known, refused=refused, error=error)
 
 
-def test_what_cannot_be_compiled_is_a_rung_that_says_so_beside_one_that_can(
-    promising: Callable[..., Timed],
+@pytest.mark.parametrize("error", [CompileError, RunError])
+def test_what_cannot_be_compiled_or_run_is_a_rung_that_says_so_beside_one_that_can(
+    error: type[EngineError], promising: Callable[..., Timed]
 ) -> None:
-    shop = refusing(promising(0.004), "int8")
+    shop = refusing(promising(0.004), "int8", error=error)
     climbed = Ladder(workshop=shop, progress=Told()).climb(("fp32", "int8"), {"bf16": "as it is"})
     taken, rungs = climbed.choose()
     assert taken.precision == "fp32"
@@ -351,3 +353,22 @@ def test_where_the_first_cannot_be_compiled_there_is_nothing_to_keep(
     shop = refusing(promising(0.004), "fp32")
     with pytest.raises(CompileError, match="no kernel for fp32"):
         Ladder(workshop=shop, progress=Told()).climb(("fp32", "int8"))
+
+
+def test_a_lost_device_ends_the_climb(promising: Callable[..., Timed]) -> None:
+    shop = refusing(promising(0.004), "int8", error=DeviceLostError)
+    with pytest.raises(DeviceLostError, match="no kernel for int8"):
+        Ladder(workshop=shop, progress=Told()).climb(("fp32", "int8"))
+
+
+def test_what_cannot_be_compiled_is_not_looked_for_in_a_folder_that_is_gone(
+    promising: Callable[..., Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = promising(0.004)
+
+    def refuse(graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
+        raise CompileError(f"fake 1 cannot compile {graph.path} at node 'a'")
+
+    monkeypatch.setattr(shop.backend, "compile", refuse)
+    with pytest.raises(CompileError, match=r"^fake 1 cannot compile the fp32 graph at node 'a'$"):
+        shop.compiled("fp32", Silent())

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from alula.bench import Measured
 from alula.bundles import Rung
-from alula.core.errors import CompileError, InputError
+from alula.core.errors import DeviceLostError, EngineError, InputError
 from alula.core.progress import Progress
 from alula.mixed import Search, rebuilt, switched
 from alula.rungs import Candidate, Workshop, choose_rung, fastest, gains, rung_of, speeds_of
@@ -85,11 +85,12 @@ class Ladder:
         )
 
     def _try(self, precision: str) -> None:
-        """One precision; where another one is finished, that this cannot be compiled is no reason to end."""
+        """One precision; where another one is finished, that this cannot be compiled or run is no reason to end."""
         try:
             self.candidates.append(self.workshop.candidate(precision, self.progress))
-        except CompileError as error:
-            if not self.candidates:
+        except EngineError as error:
+            # On a lost device the finished ones do not run either.
+            if not self.candidates or isinstance(error, DeviceLostError):
                 raise
             self.others.append(_untried(precision, f"failed: {error}"))
 

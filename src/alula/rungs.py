@@ -13,6 +13,7 @@ from alula.bundles import Draft, Rung
 from alula.calibrate import Calibration
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Plan
+from alula.core.errors import CompileError
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.progress import Progress
@@ -89,7 +90,11 @@ class Workshop:
             graph = graphs.save(self.written(precision, keep), path, precision)
         with progress.phase(f"compile {precision} for {self.backend.target}") as note:
             folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
-            engine = self.backend.compile(graph, self.plan, folder, note=note)
+            try:
+                engine = self.backend.compile(graph, self.plan, folder, note=note)
+            except CompileError as error:
+                # Nobody finds the file where it lies: the draft is gone when this is read.
+                raise CompileError(str(error).replace(str(path), f"the {precision} graph")) from error
         kept = keep | self._beyond(precision)
         return Candidate(precision=precision, graph=graph, engine=engine, checks=(), kept=tuple(sorted(kept)))
 
