@@ -23,6 +23,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
 from alula.engines import backend
+from alula.engines.onnxruntime import OnnxRuntime
 from alula.questions import Questions, questions_of
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -236,3 +237,21 @@ def test_smoothing_is_found_for_norms_and_activations_and_the_ranges_are_of_the_
     assert set(found.smoothing) == {name for name in found.ranges if ".attention.output." not in name}
     for name, span in found.ranges.items():
         assert (span == pytest.approx(plain.ranges[name], abs=1e-4)) == (name not in found.smoothing)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_value_is_measured_when_it_is_there_so_that_it_can_be_let_go(
+    in_order: bool, model: Tiny, tmp_path: Path
+) -> None:
+    """Else all values of a graph are alive at once: gigabytes, where images or batches are large."""
+    observed, names = graphs.observe_magnitudes(families.write(model.checkpoint, model.spec, "encoder"))
+    saved = graphs.save(observed, tmp_path / "observed.onnx", "fp32")
+    runtime = OnnxRuntime(in_order=in_order)
+    engine = runtime.compile(saved, Plan(profile=PROFILE), tmp_path / "engine")
+    feeds = {tensor.name: np.ones((2, 8), np.int64) for tensor in saved.inputs}
+    order = [name for name, _ in runtime.layer_times(engine, feeds, runs=1).layers]
+    measured = [at for at, name in enumerate(order) if name.endswith("/magnitude/ReduceMax")]
+    assert len(measured) == len(names)
+    own = ["/magnitude/" not in name for name in order]
+    waiting = sum(own[: measured[len(measured) // 2]]) / sum(own)
+    assert waiting == pytest.approx(0.5 if in_order else 1.0, abs=0.15)

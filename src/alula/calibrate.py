@@ -89,7 +89,7 @@ def beyond_fp16(checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterabl
     """Names of the nodes that fp16 must leave in fp32, from the largest magnitudes over all these calls."""
     model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"))
     largest = dict.fromkeys(names, 0.0)
-    with running(model, profile_over(spec, feeds)) as session:
+    with running(model, profile_over(spec, feeds), in_order=True) as session:
         for call in feeds:
             outputs = session.run(call)
             for name in names:

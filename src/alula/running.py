@@ -19,9 +19,16 @@ from alula.engines import backend as backend_named
 
 
 @contextmanager
-def running(model: graphs.Model, profile: Profile) -> Iterator[Session]:
-    """A session on a graph, whose file is gone when the block ends."""
+def running(model: graphs.Model, profile: Profile, *, in_order: bool = False) -> Iterator[Session]:
+    """A session on a graph, whose file is gone when the block ends.
+
+    `in_order` is for graphs that observe their own values: each is let go once it is.
+    """
     backend = backend_named("onnxruntime")
+    if in_order:
+        from alula.engines.onnxruntime import OnnxRuntime  # noqa: PLC0415 - loads the vendor
+
+        backend = OnnxRuntime(in_order=True)
     with TemporaryDirectory(prefix="alula-") as scratch:
         graph = graphs.save(model, Path(scratch) / "graph.onnx", "fp32")
         engine = backend.compile(graph, Plan(profile=profile), Path(scratch) / "engine")

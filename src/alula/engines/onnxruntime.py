@@ -48,15 +48,19 @@ _UNWRITTEN: tuple[type[Exception], ...] = (*_FAILURES, OSError, InputError)
 
 
 class OnnxRuntime:
-    """Runs the portable graph as it is: its engine folder holds a record and no second copy of the weights."""
+    """Runs the portable graph as it is: its engine folder holds a record and no second copy of the weights.
+
+    With `in_order` as slowly as it takes to hold few values at once.
+    """
 
     name = "onnxruntime"
 
-    def __init__(self, provider: str = CPU) -> None:
+    def __init__(self, provider: str = CPU, *, in_order: bool = False) -> None:
         if provider not in ort.get_available_providers():
             available = ", ".join(ort.get_available_providers())
             raise InputError(f"onnxruntime {ort.__version__} has no {provider!r} here; it has {available}")
         self.provider = provider
+        self._in_order = in_order
 
     @property
     def target(self) -> str:
@@ -82,12 +86,12 @@ class OnnxRuntime:
 
     def open(self, engine: Engine, *, threads: int = 0) -> OnnxRuntimeSession:
         """Load and optimise the graph."""
-        return self._open(engine, options(host.threads_or_all(threads)))
+        return self._open(engine, self._options(threads))
 
     def layer_times(self, engine: Engine, feeds: Feeds, *, runs: int, threads: int = 0) -> LayerTimes:
         """Run with ONNX Runtime's profiler on, whose file is read and removed."""
         with TemporaryDirectory(prefix="alula-") as scratch:
-            chosen = options(host.threads_or_all(threads))
+            chosen = self._options(threads)
             chosen.enable_profiling = True
             chosen.profile_file_prefix = str(Path(scratch) / "profile")
             with closing(self._open(engine, chosen)) as session:
@@ -98,6 +102,10 @@ class OnnxRuntime:
                 call_ms = (perf_counter() - start) * 1e3 / runs
                 events = session.profiled()
         return LayerTimes(layers=kernels(events, runs), call_ms=call_ms, runs=runs)
+
+    def _options(self, threads: int) -> ort.SessionOptions:
+        chosen = options(host.threads_or_all(threads))
+        return in_order(chosen) if self._in_order else chosen
 
     def _open(self, engine: Engine, chosen: ort.SessionOptions) -> OnnxRuntimeSession:
         folder.check(engine, self.target)
@@ -217,6 +225,17 @@ def options(threads: int) -> ort.SessionOptions:
     # As fast without, and what a large batch took goes back: 162 MiB resident instead of 174 with MiniLM.
     chosen.enable_cpu_mem_arena = False
     chosen.log_severity_level = SILENT
+    return chosen
+
+
+def in_order(chosen: ort.SessionOptions) -> ort.SessionOptions:
+    """Let nodes run in the order of the graph, and little be joined.
+
+    Left to itself it takes what hangs off a value last: all of them are alive at once then, 2.9 GB instead of 0.5 for
+    an image of 1280 x 1280 through a ResNet-50 whose values are measured.
+    """
+    chosen.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    chosen.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return chosen
 
 

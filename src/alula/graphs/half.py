@@ -94,18 +94,28 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 
 def _reduce(graph: ir.Graph, name: str, value: ir.Value) -> None:
+    """Behind the value's own node, and without a copy of it: where nodes run in this order, it is let go as ever."""
+    made: list[ir.Node] = []
+
     def op(kind: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
         node = ir.node(kind, inputs, attributes)
         node.name = node.outputs[0].name = f"{name}/{kind}"
-        graph.append(node)
+        made.append(node)
         return node.outputs[0]
 
-    # ONNX Runtime's maximum passes over NaN.
+    largest, smallest = (op(kind, value, keepdims=0) for kind in ("ReduceMax", "ReduceMin"))
+    # ONNX Runtime's maximum passes over NaN, and a sum of squares does not.
     infinity = constant(graph, "infinity", np.array(math.inf, np.float32))
-    largest = op("ReduceMax", op("Where", op("IsNaN", value), infinity, op("Abs", value)), keepdims=0)
-    largest.name, largest.shape = name, ir.Shape([])
-    retype(largest, FP32)
-    graph.outputs.append(largest)
+    lost = op("IsNaN", op("ReduceSumSquare", value, keepdims=0))
+    found = op("Where", lost, infinity, op("Max", largest, op("Neg", smallest)))
+    found.name, found.shape = name, ir.Shape([])
+    retype(found, FP32)
+    graph.outputs.append(found)
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(graph[0], made)
+    else:
+        graph.insert_after(producer, made)
 
 
 def _chosen(model: ir.Model, policy: Policy) -> tuple[ir.Model, dict[ir.Node, None]]:
