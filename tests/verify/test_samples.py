@@ -124,6 +124,17 @@ def test_a_profile_wider_than_any_memory_is_sampled_all_the_same() -> None:
     assert max(len(sample.mask) for sample in draw(SPEC, profile)) == 512
 
 
+def test_a_profile_that_begins_wider_than_any_memory_is_refused() -> None:
+    rows = Range(1_000_000, 1_000_000, 1_000_000)
+    said = "a call of batch 1000000, length 2 has 2000000 tokens, more than the 1048576 that can be tried; let the"
+    with pytest.raises(InputError, match=said):
+        draw(SPEC, Profile({"batch": rows, "length": Range(2, 8, 8)}))
+    said = "a call of batch 1, height 100000, width 100000 has 30000000000 numbers, more than the 268435456 that can be"
+    side = Range(1, 100_000, 100_000)
+    with pytest.raises(InputError, match=said):
+        draw(images_of("height", "width"), Profile({"batch": Range(1, 1, 1), "height": side, "width": side}))
+
+
 def images_of(*sides: int | str) -> ModelSpec:
     pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, *sides))
     part = Part(name="encoder", inputs=(pixels,), outputs=SPEC.parts[0].outputs)

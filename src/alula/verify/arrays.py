@@ -68,13 +68,18 @@ def draw_arrays(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> 
             if sizes not in wanted.values():
                 wanted[name if len(profile.parts) == 1 else f"profile {at}, {name}"] = sizes
     for name, sizes in wanted.items():
-        if (numbers := count(spec, sizes)) > LARGEST:
-            shown = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-            raise InputError(
-                f"a call of {shown} has {numbers} numbers, more than the {LARGEST} that can be tried; "
-                "give axes smaller ranges: --axis NAME=MIN:OPT:MAX"
-            )
+        refuse_too_large(spec, sizes)
         yield name, {tensor.name: fill(rng, tensor, sizes) for tensor in spec.parts[0].inputs}
+
+
+def refuse_too_large(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
+    """Refuse a call that nobody could run to compare with."""
+    if (numbers := count(spec, sizes)) > LARGEST:
+        shown = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise InputError(
+            f"a call of {shown} has {numbers} numbers, more than the {LARGEST} that can be tried; "
+            "give axes smaller ranges: --axis NAME=MIN:OPT:MAX"
+        )
 
 
 def count(spec: ModelSpec, sizes: Mapping[str, int]) -> int:

@@ -19,10 +19,13 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.core.words import TENSORS
-from alula.verify.arrays import draw_arrays
+from alula.verify.arrays import draw_arrays, refuse_too_large
 
 CELLS = 1024
 """Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
+
+MOST_CELLS = 1 << 20
+"""Padded tokens of a call that cannot be smaller, where a profile begins with many rows of many tokens."""
 
 PIXELS = 1 << 20
 """Pixels of one sample of images at most (a single one may have more)."""
@@ -119,6 +122,11 @@ def _shapes(batch: Range, length: Range) -> Iterator[tuple[str, int, int, bool]]
 
 def _drawn_texts(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -> Iterator[Sample]:
     for name, rows, columns, left in _shapes(profile.axes["batch"], profile.axes["length"]):
+        if rows * columns > MOST_CELLS:
+            raise InputError(
+                f"a call of batch {rows}, length {columns} has {rows * columns} tokens, more than the {MOST_CELLS} "
+                "that can be tried; let the batch begin with fewer rows: --batch 1:OPT:MAX"
+            )
         mask = _ragged(rng, rows, columns, left=left)
         ids = _ids(rng, spec, mask)
         feeds = {tensor.name: _fill(tensor, ids, mask, rng) for tensor in spec.parts[0].inputs}
@@ -131,6 +139,7 @@ def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -
     for name, sizes in _image_sizes({axis: profile.axes[axis] for axis in spec.part("encoder").axes}):
         pixels = max(prod(tensor.sized({**sizes, "batch": 1})[2:]) for tensor in spec.parts[0].inputs)
         for rows in sorted({batch.min, _within(batch, min(3, max(1, PIXELS // pixels)))}):
+            refuse_too_large(spec, {"batch": rows, **sizes})
             feeds = {
                 tensor.name: rng.normal(size=tensor.sized({**sizes, "batch": rows})).astype(tensor.dtype)
                 for tensor in spec.parts[0].inputs
