@@ -92,6 +92,7 @@ def test_of_several_places_some_may_be_fused() -> None:
         (layer("a", kernel="_gemm_mha_v2_0x957a"), "fused"),
         (layer("fmha_v2_flash_attention_fp16_64_64_S_128"), "fused"),
         (layer("a", kind="ScaledDotProductAttention"), "fused"),
+        (layer("a", kind="Attention"), "fused"),
         # A node's name is no kernel's.
         (layer("/encoder/layers_3/mha/output/dense/MatMul_myl0_25", kernel="sm80_xmma_gemm_f16f16"), "none"),
         (layer("encoder.layer.0.attention.self.query/MatMul_myl0_3"), "none"),

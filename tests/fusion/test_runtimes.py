@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from alula.core.engine import LAYERS, Plan
+from alula.core.engine import LAYERS, Engine, Plan
 from alula.core.graph import Graph
 from alula.core.nodes import read_nodes
 from alula.core.profile import Profile, Range
@@ -19,6 +20,7 @@ from alula.core.tensor import TensorSpec
 from alula.engines import backend as backend_named
 from alula.fusion import Report, report_of
 from alula.fusion.report import by_precision, counts
+from alula.fusion.text import summary
 
 WIDTH, HEADS = 32, 4
 
@@ -73,13 +75,22 @@ def write(path: Path) -> Graph:
 
 
 @pytest.fixture(scope="module", params=["openvino", "onnxruntime"])
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp("block")
     graph = write(folder / "block.onnx")
     profile = Profile({"batch": Range(1, 2, 4), "length": Range(1, 16, 32)})
-    engine = backend_named(request.param).compile(graph, Plan(profile=profile), folder / "engine")
-    document = json.loads((engine.path / LAYERS).read_text("utf-8"))
-    return report_of(document, read_nodes(graph.path))
+    return backend_named(request.param).compile(graph, Plan(profile=profile), folder / "engine")
+
+
+@pytest.fixture(scope="module")
+def document(compiled: Engine) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((compiled.path / LAYERS).read_text("utf-8"))
+    return read
+
+
+@pytest.fixture(scope="module")
+def report(compiled: Engine, document: dict[str, Any]) -> Report:
+    return report_of(document, read_nodes(compiled.graph.path))
 
 
 def together(report: Report, *nodes: str) -> bool:
@@ -115,3 +126,14 @@ def test_precisions_and_kinds_are_the_runtimes(report: Report) -> None:
     assert not any("transpose_b" in layer.name for layer in report.layers)
     shapes = [value.shape for layer in report.layers for value in layer.outputs if value.shape is not None]
     assert shapes
+
+
+def test_without_the_graph_a_node_is_counted_once_and_nobodys_casts_are_the_graphs(
+    document: dict[str, Any],
+) -> None:
+    alone = report_of(document)
+    found = counts(alone)
+    assert all(len(set(layer.nodes)) == len(layer.nodes) for layer in alone.layers)
+    assert found["fused"] + found["alone"] == found["graph"]
+    assert found["split"] == 0
+    assert "the graph's" not in dict(summary(alone))["layers"]

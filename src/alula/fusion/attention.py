@@ -142,6 +142,10 @@ def _by_kernels(layers: Sequence[Layer]) -> Attention:
         named = "1 kernel is" if len(kernels) == 1 else f"{len(kernels)} kernels are"
         evidence = f"{named} named for it, such as {kernels[0].kernel or kernels[0].name}"
         return Attention(verdict="fused", places=len(kernels), fused=len(kernels), evidence=evidence)
+    if operators := [layer for layer in layers if layer.kind in _OPERATORS]:
+        counted = "1 layer is" if len(operators) == 1 else f"{len(operators)} layers are"
+        evidence = f"{counted} {operators[0].kind}"
+        return Attention(verdict="fused", places=len(operators), fused=len(operators), evidence=evidence)
     if any(layer.opaque for layer in layers):
         return Attention(verdict="unknown", evidence="there are regions that the runtime does not look into")
     if any("softmax" in " ".join((layer.name, *layer.named)).lower() for layer in layers):

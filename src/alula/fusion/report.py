@@ -29,7 +29,7 @@ def report_of(
     """
     listing = listing_of(document)
     if graph is None:
-        layers = tuple(replace(layer, nodes=layer.named) for layer in listing.layers)
+        layers = tuple(replace(layer, nodes=tuple(dict.fromkeys(layer.named))) for layer in listing.layers)
         removed: tuple[Removed, ...] = ()
     else:
         layers, removed = place(listing.layers, graph)

@@ -50,7 +50,8 @@ def layers_line(report: Report) -> str:
     between = []
     for role in ("reformat", "cast"):
         layers = of_role(report, role)
-        own = sum(not layer.inserted for layer in layers)
+        # Without the graph nobody knows whose they are: runtimes name what they put in as well.
+        own = 0 if report.nodes is None else sum(not layer.inserted for layer in layers)
         between.append(_counted(len(layers), role) + (f" ({own} of them the graph's)" if own else ""))
     return f"{len(report.working)} run: {line}; {', '.join(between)}"
 
