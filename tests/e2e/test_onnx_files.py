@@ -64,6 +64,7 @@ def test_a_file_becomes_a_bundle_that_is_held_to_the_file(
     assert str(opened.model.parts[0].outputs[0]) == "map=float32[batch,1,oh,ow]:0:1"
     shown = dict(facts(opened))
     assert shown["takes"] == NAMED
+    assert "normalised" not in shown
     assert shown["gives"] == "map=float32[batch,1,oh,ow]:0:1, scores=float32[batch,5]"
 
 

@@ -177,7 +177,7 @@ def facts(bundle: Bundle) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{model.name} ({model.architecture}, family {model.family}, revision {model.revision})"),
         ("task", model.task + (f", {model.pooling} pooling" if model.pooling else "")),
-        ("normalised", "yes" if model.normalize else "no"),
+        ("normalised", ("yes" if model.normalize else "no") if model.task == "embeddings" else "none"),
         ("labels", ", ".join(model.labels[:8]) + (" ..." if len(model.labels) > 8 else "") or "none"),
         ("takes", _taken(model)),
         ("gives", ", ".join(map(str, model.parts[0].outputs)) if model.task == TENSORS else "none"),
