@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -426,6 +427,38 @@ def test_messages_are_one_line_without_places_in_foreign_source() -> None:
     lean = "6: Unable to load library: libnvinfer_lean.so.8.6.0"
     assert cure_for(lean).startswith(
         "portable engines carry TensorRT's lean runtime: pip install tensorrt-lean"
+    )
+
+
+def test_memory_that_a_workspace_withholds_is_asked_for_by_its_option() -> None:
+    assert cure_for("OutOfMemory (Requested size was 46592512 bytes.)").startswith("raise --workspace where")
+
+
+def test_a_library_that_cannot_be_loaded_is_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, source in (
+        ("broken", "raise ImportError('libnvinfer.so.8: not found')"),
+        ("old", "__version__ = '7.2'"),
+    ):
+        (tmp_path / name / "tensorrt").mkdir(parents=True)
+        (tmp_path / name / "tensorrt" / "__init__.py").write_text(source)
+    if traits("tensorrt").cannot_compile != "tensorrt is not installed here":
+        pytest.skip("TensorRT is installed here")
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    said = traits("tensorrt")
+    assert said.cannot_run == "tensorrt is installed but cannot be loaded: libnvinfer.so.8: not found"
+    monkeypatch.syspath_prepend(tmp_path / "old")
+    assert traits("tensorrt").cannot_compile == "TensorRT 7.2 is here; 8.6 is the oldest that works"
+    sys.modules.pop("tensorrt", None)
+
+
+def test_leaving_weights_out_without_a_gpu_is_refused_before_anything_is_read() -> None:
+    if not traits(RTX).cannot_run:
+        pytest.skip("there is a GPU here that TensorRT-RTX runs on")
+    assert (
+        traits(RTX).lacks["--strip-weights"]
+        == f"{RTX} leaves weights out on a GPU only, and {traits(RTX).cannot_run}"
     )
 
 

@@ -31,7 +31,7 @@ from alula.engines.cuda import Cuda, devices
 from alula.engines.cuda import installed as cuda_installed
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.job import Job, cache_file
-from alula.engines.tensorrt.library import Features, features_of, load, number_of, version_of
+from alula.engines.tensorrt.library import Features, features_of, load, number_of, version_of, why_absent
 from alula.engines.tensorrt.session import TensorRtSession, opened
 
 FILE = "engine.plan"
@@ -41,7 +41,7 @@ def traits_of(target: str) -> Traits:
     """What the version found here and this machine mean for a build."""
     version = version_of(target)
     if version is None:
-        absent = f"{target} is not installed here"
+        absent = why_absent(target)
         return Traits(cannot_run=absent, cannot_compile=absent)
     features, unable = features_of(target, number_of(version)), cannot_run(target)
     lacks = {} if features.bf16 else {"bf16": f"TensorRT {version} has no bf16; 10 and later have"}
@@ -49,6 +49,8 @@ def traits_of(target: str) -> Traits:
         lacks["--strip-weights"] = (
             f"TensorRT {version} keeps weights in its engines; 10 and later can leave them out"
         )
+    elif features.cpu_compiles and unable:
+        lacks["--strip-weights"] = f"{target} leaves weights out on a GPU only, and {unable}"
     return Traits(
         opset=features.opset,
         lacks=lacks,

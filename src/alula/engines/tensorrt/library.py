@@ -99,6 +99,17 @@ def version_of(target: str) -> str | None:
         return None
 
 
+def why_absent(target: str) -> str:
+    """Why there is no version: it is not installed, or it is there and cannot be loaded."""
+    try:
+        load(target)
+    except MissingExtraError:
+        return f"{target} is not installed here"
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
 def load(target: str) -> Library:
     """Import it, or say what is missing."""
     for name in MODULES[target]:

@@ -35,7 +35,8 @@ _CURES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?i)out ?of ?memory",
-        "lower the largest sizes of the profile, --workspace or --level, or free the GPU's memory",
+        "raise --workspace where one was given; else lower the largest sizes of the profile or --level, or free the "
+        "GPU's memory",
     ),
     (
         r"(?i)same input types|same type|type mismatch|types of",
