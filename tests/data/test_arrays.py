@@ -133,7 +133,9 @@ def test_a_bad_call_refuses_the_folder_or_is_left_out(tmp_path: Path) -> None:
     call(tmp_path / "calls", good(), "a.npz")
     call(tmp_path / "calls", {"x": np.ones((1, 3))}, "b.npz")
     (tmp_path / "calls" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"b\.npz: has no array 'ids'.*; correct the row, or leave out such rows"):
+    with pytest.raises(
+        InputError, match=r"b\.npz: has no array 'ids'.*; correct the row, or leave out such rows"
+    ):
         read(tmp_path / "calls", "tensors", inputs=BOTH)
     data = read(tmp_path / "calls", "tensors", inputs=BOTH, skip_bad=True)
     assert len(data.examples) == 1
