@@ -22,7 +22,7 @@ from alula.cli.build import verdict
 from alula.core.engine import Traits
 from alula.core.errors import EngineError, InputError, MissingExtraError
 from alula.core.progress import Silent
-from alula.engines.tensorrt import library
+from alula.engines.tensorrt import vendor
 from alula.local import local_engine
 from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
 
@@ -139,7 +139,7 @@ def test_without_the_gpus_library_it_is_refused_and_not_run_on_the_cpu(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # microsoft/onnxruntime#23372
-    monkeypatch.setattr(library, "_findable", lambda name: False)
+    monkeypatch.setattr(vendor, "_findable", lambda name: False)
     said = r"b: built for 'tensorrt-rtx .* sm_80\+', which needs: pip install 'alula\[tensorrt-rtx\]'$"
     with pytest.raises(MissingExtraError, match=said):
         local_engine(Bundle.open(compiled))

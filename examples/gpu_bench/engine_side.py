@@ -151,7 +151,7 @@ class EngineSide:
         self._on_gpu = self._engine.backend != "onnxruntime"
         self._backend: Backend = backend(self._engine.backend)
         if self._on_gpu:
-            from alula.engines.tensorrt.library import load  # noqa: PLC0415 - a CPU does without
+            from alula.engines.tensorrt.vendor import load  # noqa: PLC0415 - a CPU does without
 
             load(self._engine.backend)
         self._device: Device = Cuda() if self._on_gpu else Host()

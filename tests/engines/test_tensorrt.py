@@ -31,9 +31,9 @@ from alula.engines.cuda import Buffer, Cuda, Device, OutOfMemoryError, view
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.compiling import hold, obey_types, progress, types_of
 from alula.engines.tensorrt.job import Job
-from alula.engines.tensorrt.library import features_of, number_of
 from alula.engines.tensorrt.refusals import Fault, cure_for, one_line, refusal
 from alula.engines.tensorrt.shapes import Bucket, may_grow, padded
+from alula.engines.tensorrt.vendor import features_of, number_of
 
 RTX = "tensorrt-rtx"
 H200 = Device(name="NVIDIA H200", capability="9.0", memory_bytes=141 << 30)

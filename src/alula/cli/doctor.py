@@ -14,7 +14,7 @@ from alula.core.words import OFFERED
 from alula.engines import CPU, GPU, extra_of, importable, traits
 from alula.engines.cuda import Device, devices, driver_version
 from alula.engines.cuda import installed as has_bindings
-from alula.engines.tensorrt.library import version_of
+from alula.engines.tensorrt.vendor import version_of
 
 # What each ability needs, and the extra that brings it.
 ABILITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -130,7 +130,7 @@ def resolve(target: str) -> str:
 def _libraries(name: str) -> tuple[str, ...]:
     if name not in GPU:
         return (name,)
-    from alula.engines.tensorrt.library import MODULES  # noqa: PLC0415 - CPU engines do without
+    from alula.engines.tensorrt.vendor import MODULES  # noqa: PLC0415 - CPU engines do without
 
     return MODULES[name]
 

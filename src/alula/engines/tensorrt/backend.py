@@ -31,8 +31,8 @@ from alula.engines.cuda import Cuda, devices
 from alula.engines.cuda import installed as cuda_installed
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.job import Job, cache_file
-from alula.engines.tensorrt.library import Features, features_of, load, number_of, version_of, why_absent
 from alula.engines.tensorrt.session import TensorRtSession, opened
+from alula.engines.tensorrt.vendor import Features, features_of, load, number_of, version_of, why_absent
 
 FILE = "engine.plan"
 

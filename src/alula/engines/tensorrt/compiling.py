@@ -22,8 +22,8 @@ import numpy as np
 from alula.core.errors import AlulaError, CompileError
 from alula.core.progress import Note
 from alula.engines.tensorrt.job import Job
-from alula.engines.tensorrt.library import Library, load
 from alula.engines.tensorrt.refusals import NO_REASON, Fault, refusal
+from alula.engines.tensorrt.vendor import Library, load
 
 _FLOATS = ("FLOAT", "HALF")
 # Layers that compute nothing in floats, or whose types are part of what they are.

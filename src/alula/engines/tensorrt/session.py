@@ -20,9 +20,9 @@ from alula.core.timing import LayerTimes
 from alula.engines.cuda import Cuda, OutOfMemoryError
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded
-from alula.engines.tensorrt.library import Library
 from alula.engines.tensorrt.refusals import NO_REASON, one_line
 from alula.engines.tensorrt.shapes import Bucket, Key, Stats, may_grow, padded
+from alula.engines.tensorrt.vendor import Library
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alula.engines.cuda import Device
-from alula.engines.tensorrt.library import RTX_CAPABILITIES
+from alula.engines.tensorrt.vendor import RTX_CAPABILITIES
 
 PORTABLE = "sm_80+"
 
