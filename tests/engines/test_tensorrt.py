@@ -399,7 +399,6 @@ def test_a_job_survives_its_way_to_another_process() -> None:
     job = Job(
         target="tensorrt",
         graph="/g.onnx",
-        precision="fp16",
         engine="/e",
         layers="/l",
         profiles=({"x": ((1, 2), (3, 4), (5, 6))}, {"x": ((1, 2), (1, 2), (1, 2))}),

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from tiny_images import scatter
 
 from alula.core.errors import InputError
 from alula.families import describe, open_checkpoint, write
@@ -73,15 +74,7 @@ def make(folder: Path, model_type: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(model_type, **values)
     model = transformers.AutoModelForImageClassification.from_config(config)
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith("running_var") or (tensor.dim() == 1 and name.endswith("weight")):
-                tensor.uniform_(0.5, 2)
-            elif tensor.dim() == 4:
-                # As wide as keeps the differences between images alive through all layers.
-                tensor.normal_(0, (2 / tensor[0].numel()) ** 0.5)
-            elif not name.endswith("num_batches_tracked"):
-                tensor.add_(torch.randn_like(tensor) * 0.1)
+    scatter(model)
     model.save_pretrained(folder)
     return model.eval()
 

@@ -82,12 +82,6 @@ class FakeCudart:
     def cudaMemGetInfo(self) -> tuple[Code, int, int]:  # noqa: N802
         return OK, self.memory - self.used, self.memory
 
-    def cudaGetDevice(self) -> tuple[Code, int]:  # noqa: N802
-        return OK, 0
-
-    def cudaGetDeviceProperties(self, index: int) -> tuple[Code, Any]:  # noqa: N802
-        return OK, SimpleNamespace(name=b"Pretended GPU\0", major=8, minor=6, totalGlobalMem=self.memory)
-
     def cudaMalloc(self, size: int) -> tuple[Code, int | None]:  # noqa: N802
         if self.used + size > self.memory:
             return FULL, None

@@ -29,19 +29,25 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 SIDE = 32
 
 
-def image_checkpoint(to: Path, model_type: str, **settings: Any) -> Path:
-    """A folder with everything that `alula build` reads; the norms' statistics are random too."""
-    config = transformers.AutoConfig.for_model(model_type, num_labels=5, **{**SIZES[model_type], **settings})
-    torch.manual_seed(0)
-    model = transformers.AutoModelForImageClassification.from_config(config)
+def scatter(model: Any) -> None:
+    """Give a network random weights and statistics of batches."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("running_var") or (tensor.dim() == 1 and name.endswith("weight")):
                 tensor.uniform_(0.5, 2)
             elif tensor.dim() == 4:
+                # As wide as keeps the differences between images alive through all layers.
                 tensor.normal_(0, (2 / tensor[0].numel()) ** 0.5)
             elif not name.endswith("num_batches_tracked"):
                 tensor.add_(torch.randn_like(tensor) * 0.1)
+
+
+def image_checkpoint(to: Path, model_type: str, **settings: Any) -> Path:
+    """A folder with everything that `alula build` reads; the norms' statistics are random too."""
+    config = transformers.AutoConfig.for_model(model_type, num_labels=5, **{**SIZES[model_type], **settings})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageClassification.from_config(config)
+    scatter(model)
     model.save_pretrained(to)
     size = {"height": SIDE, "width": SIDE}
     told = {"image_processor_type": "ViTImageProcessor", "size": size}

@@ -62,10 +62,6 @@ class Cuda:
         """Make this process's context on the GPU, which takes most of the time to a first answer."""
         self._call("cudaFree", 0)
 
-    def device(self) -> Device:
-        """The GPU that calls go to: the first that CUDA_VISIBLE_DEVICES leaves."""
-        return _device(self._call("cudaGetDeviceProperties", self._call("cudaGetDevice")))
-
     def free_bytes(self) -> tuple[int, int]:
         """How much of the GPU's memory is free, whoever has the rest, and how much there is."""
         free, total = self._call("cudaMemGetInfo")

@@ -84,10 +84,7 @@ class TensorRt:
     @property
     def target(self) -> str:
         """Such as "tensorrt 8.6.0 x86_64 sm_90 NVIDIA H200"; TensorRT-RTX compiles for all GPUs that it runs on."""
-        found = devices()
-        return targets.target(
-            self.name, self._version, platform.machine(), found[0] if found else None, portable=False
-        )
+        return self._target(portable=False)
 
     def compile(self, graph: Graph, plan: Plan, to: Path, *, note: Note = quiet) -> Engine:
         """Compile for the GPU in this machine; TensorRT-RTX needs none."""
@@ -95,7 +92,7 @@ class TensorRt:
         self._refuse(graph, plan)
         folder.refuse_existing(to)
         to.mkdir(parents=True)
-        target = self.target_for(plan)
+        target = self._target(portable=plan.portable)
         try:
             run_job(self._job(graph, plan, to, target), plan.time_limit_s, note)
         except BaseException:
@@ -104,12 +101,6 @@ class TensorRt:
         engine = Engine(backend=self.name, target=target, path=to, graph=graph, plan=plan)
         folder.write(engine, (FILE,))
         return engine
-
-    def target_for(self, plan: Plan) -> str:
-        """What an engine of this plan is built for."""
-        found = devices()
-        device = found[0] if found else None
-        return targets.target(self.name, self._version, platform.machine(), device, portable=plan.portable)
 
     def open(self, engine: Engine, *, threads: int = 0) -> TensorRtSession:
         """Load an engine on the first GPU that is visible; `threads` is for CPUs."""
@@ -130,6 +121,10 @@ class TensorRt:
         """Run with TensorRT's profiler on, launch by launch."""
         with closing(self.open(engine, threads=threads)) as session:
             return session.layer_times(feeds, runs)
+
+    def _target(self, *, portable: bool) -> str:
+        device = next(iter(devices()), None)
+        return targets.target(self.name, self._version, platform.machine(), device, portable=portable)
 
     def _refuse(self, graph: Graph, plan: Plan) -> None:
         """What would fail after minutes, before they begin."""
@@ -154,7 +149,6 @@ class TensorRt:
         return Job(
             target=self.name,
             graph=os.fspath(graph.path.absolute()),
-            precision=graph.precision,
             engine=os.fspath((to / FILE).absolute()),
             layers=os.fspath((to / LAYERS).absolute()),
             profiles=profiles,

@@ -45,7 +45,7 @@ def compile_here(job: Job, say: Note) -> None:
     if builder is None:
         raise CompileError(refusal(job.graph, (), heard.errors, name_of(lib)))
     say("reads the graph")
-    network = builder.create_network(network_flags(lib, job.precision))
+    network = builder.create_network(network_flags(lib))
     parse(lib, network, heard, job)
     decompose_in_full_precision(lib, network)
     config = configure(lib, builder, network, job, say)
@@ -89,7 +89,7 @@ def listener(lib: Library) -> Any:
     return Listener()
 
 
-def network_flags(lib: Library, precision: str) -> int:
+def network_flags(lib: Library) -> int:
     """The bits that this version needs for a batch that is an axis like others, and for types that are obeyed."""
     flags = lib.module.NetworkDefinitionCreationFlag
     bits = 0
@@ -115,7 +115,7 @@ def fault_of(error: Any) -> Fault:
         given = getattr(error, name, "")
         return str(given() if callable(given) else given)
 
-    return Fault(text=said("desc"), node=said("node_name"), kind=said("node_operator"), where=said("func"))
+    return Fault(text=said("desc"), node=said("node_name"), kind=said("node_operator"))
 
 
 def decompose_in_full_precision(lib: Library, network: Any) -> None:
@@ -150,8 +150,6 @@ def configure(lib: Library, builder: Any, network: Any, job: Job, say: Note) -> 
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
     if job.strip_weights:
-        if not lib.features.strip_weights:
-            raise CompileError(f"{name_of(lib)} cannot leave weights out of an engine; TensorRT 10 can")
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)
     if lib.features.typed == "layers":
         obey_types(trt, network, config)

@@ -17,7 +17,6 @@ class Job:
 
     target: str
     graph: str
-    precision: str
     engine: str
     layers: str
     profiles: tuple[Mapping[str, Shapes], ...]

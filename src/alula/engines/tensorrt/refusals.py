@@ -83,7 +83,6 @@ class Fault:
     text: str
     node: str = ""
     kind: str = ""
-    where: str = ""
 
 
 def refusal(graph: str, faults: Sequence[Fault], said: Sequence[str], runtime: str) -> str:
