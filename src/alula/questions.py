@@ -31,7 +31,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds, axis_sizes
 from alula.core.words import TENSORS
-from alula.data import KEPT_BYTES, Dataset, Example, Loaded
+from alula.data import Dataset, Example, Kept, loaded
 from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
 
 BUDGET = 0.004
@@ -154,7 +154,7 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
     if spec.reads_text:
         return _texts(data, spec, profile, folder)
     codec = _images(spec, folder, profile)
-    rows = Decoded(codec, data)
+    rows = _decoded(codec, data)
     # Lines of like width belong together; images of a fixed size are all alike.
     widths = [rows[at].shape[2] for at in range(len(rows))]
     dims = spec.part("encoder").inputs[0].shape[1:]
@@ -175,12 +175,12 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
 def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int]]:
     """By axis that rows decide, the sizes that these have: tokens of texts, pixels of images."""
     if spec.task == TENSORS:
-        found = [axis_sizes(spec.parts[0].inputs, feeds) for feeds in Loaded(spec.parts[0].inputs, data)]
+        found = [axis_sizes(spec.parts[0].inputs, feeds) for feeds in loaded(spec.parts[0].inputs, data)]
         return {axis: [sizes[axis] for sizes in found] for axis in spec.parts[0].axes}
     if spec.reads_text:
         codec = TextCodec.open(folder, spec)
         return {"length": [len(row.ids) for example in data.examples for row in _encoded(codec, example)]}
-    rows = Decoded(_images(spec, folder), data)
+    rows = _decoded(_images(spec, folder), data)
     _, *dims = spec.part("encoder").inputs[0].shape
     shapes = [rows[at].shape for at in range(len(rows))]
     return {dim: [shape[place] for shape in shapes] for place, dim in enumerate(dims) if isinstance(dim, str)}
@@ -207,39 +207,22 @@ def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Qu
     )
 
 
-class Decoded(Sequence[Pixels]):
-    """Images as pixels, decoded when they are asked for; as many as fit into `KEPT_BYTES` are kept."""
+def _decoded(codec: ImageCodec | RecognitionCodec, data: Dataset) -> Kept[Pixels]:
+    """Images as pixels."""
 
-    def __init__(self, codec: ImageCodec | RecognitionCodec, data: Dataset) -> None:
-        self._codec, self._data = codec, data
-        self._kept: dict[int, Pixels] = {}
-        self._room = KEPT_BYTES
-
-    def __len__(self) -> int:
-        """How many images there are."""
-        return len(self._data.examples)
-
-    def __getitem__(self, at: Any) -> Any:
-        """One image."""
-        if at in self._kept:
-            return self._kept[at]
-        example = self._data.examples[at]
+    def read(example: Example) -> Pixels:
         if example.image is None:
-            raise InputError(f"{self._data.path}: row {example.line} has no image")
+            raise InputError(f"{data.path}: row {example.line} has no image")
         image = example.image
-        place = (
-            str(image) if isinstance(image, Path) else f"{self._data.path}: the image of row {example.line}"
-        )
-        pixels = self._codec.encode(image, place)
-        if pixels.nbytes <= self._room:
-            self._kept[at] = pixels
-            self._room -= pixels.nbytes
-        return pixels
+        place = str(image) if isinstance(image, Path) else f"{data.path}: the image of row {example.line}"
+        return codec.encode(image, place)
+
+    return Kept(data, read, lambda pixels: pixels.nbytes)
 
 
 def _arrays(data: Dataset, spec: ModelSpec, profile: Profile) -> Questions:
     """Every call as it is; one that the profile does not take is refused by its file."""
-    rows = Loaded(spec.parts[0].inputs, data)
+    rows = loaded(spec.parts[0].inputs, data)
     for example, feeds in zip(data.examples, rows, strict=True):
         _refuse_outside(example.arrays, axis_sizes(spec.parts[0].inputs, feeds), profile)
     return Questions(

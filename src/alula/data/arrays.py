@@ -5,19 +5,16 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from alula.core.errors import InputError
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
-from alula.data.dataset import Dataset
+from alula.data.dataset import Dataset, Example
+from alula.data.kept import Kept
 from alula.data.rows import BadRow, Fields, Row, Rows, listed, refuse_beyond, shown
 
 ENDINGS = (".npz", ".npy")
-
-KEPT_BYTES = 256 << 20
-"""Of what is loaded or decoded, that is kept between runs; the rest is read each time it is asked for."""
 
 MAX_CALLS = 10_000
 """Each is run once per precision, and what the reference gives for it is kept."""
@@ -117,28 +114,12 @@ def _as(tensor: TensorSpec, array: Array) -> Array:
     raise BadRow(f"{tensor.name}: dtype {array.dtype}, expected {wanted}")
 
 
-class Loaded(Sequence[Feeds]):
-    """The calls of a data set, loaded when they are asked for; as many as fit into `KEPT_BYTES` are kept."""
+def loaded(inputs: Sequence[TensorSpec], data: Dataset) -> Kept[Feeds]:
+    """The calls of a data set."""
 
-    def __init__(self, inputs: Sequence[TensorSpec], data: Dataset) -> None:
-        self._inputs, self._data = inputs, data
-        self._kept: dict[int, Feeds] = {}
-        self._room = KEPT_BYTES
+    def read(example: Example) -> Feeds:
+        if example.arrays is None:
+            raise InputError(f"{data.path}: row {example.line} has no arrays")
+        return read_feeds(example.arrays, inputs)
 
-    def __len__(self) -> int:
-        """How many calls there are."""
-        return len(self._data.examples)
-
-    def __getitem__(self, at: Any) -> Any:
-        """One call."""
-        if at in self._kept:
-            return self._kept[at]
-        path = self._data.examples[at].arrays
-        if path is None:
-            raise InputError(f"{self._data.path}: row {self._data.examples[at].line} has no arrays")
-        feeds = read_feeds(path, self._inputs)
-        size = sum(array.nbytes for array in feeds.values())
-        if size <= self._room:
-            self._kept[at] = feeds
-            self._room -= size
-        return feeds
+    return Kept(data, read, lambda feeds: sum(array.nbytes for array in feeds.values()))
