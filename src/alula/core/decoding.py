@@ -1,0 +1,77 @@
+"""A model that writes token by token, loaded: sequences are started, run further step by step, and released."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from alula.core.tensor import Feeds
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+
+NOTHING_GIVEN: Feeds = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How much a decoding session may hold at once: sequences, and tokens of all of them in blocks of so many."""
+
+    sequences: int
+    blocks: int
+    block_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """What the cache holds."""
+        return self.blocks * self.block_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Tokens to run behind what the session holds of a sequence; `answers` where the logits of the last are wanted."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    answers: bool
+
+
+class Decoding(Protocol):
+    """The stateful kind of session: keys and values stay with the engine, opaque to the caller.
+
+    Not thread-safe: one owner at a time. A sequence is a number that the caller chooses.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits a token has."""
+        ...
+
+    @property
+    def room(self) -> Room:
+        """What it may hold; more is for the caller to keep out, and raises `RunError` here."""
+        ...
+
+    def start(self, sequence: int, given: Feeds = NOTHING_GIVEN) -> None:
+        """Begin a sequence; `given` is what is looked at once, such as "input_ids" [1, source] of an encoder."""
+        ...
+
+    def step(self, work: Sequence[Work]) -> Logits:
+        """Run the tokens of some started sequences, each named once: [those that answer, vocabulary], in their order.
+
+        Prompts may come in chunks and beside sequences that go on by one token. An error leaves none of the
+        sequences named usable but for `release`.
+        """
+        ...
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence; one that is not here is none of the session's business."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory. Safe to call twice; `step` afterwards raises `RunError`."""
+        ...
