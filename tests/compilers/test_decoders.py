@@ -27,7 +27,13 @@ SIZES: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "tie_word_embeddings": True,
 }
-PROFILE = {"batch": (1, 2, 4), "length": (1, 8, 16), "past": (0, 8, 16), "total": (1, 16, 32)}
+PROFILE = {
+    "batch": (1, 2, 4),
+    "length": (1, 8, 16),
+    "past": (0, 8, 16),
+    "total": (1, 16, 32),
+    "answers": (1, 1, 16),
+}
 LIMITS = {"fp32": 1e-5, "fp16": 5e-3}
 
 

@@ -41,6 +41,7 @@ PROFILE = {
     "length": (1, 4, 16),
     "past": (0, 8, 64),
     "total": (1, 12, 80),
+    "answers": (1, 1, 16),
 }
 FP16, FP32 = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
@@ -89,6 +90,7 @@ def calls(written: Written) -> Iterator[tuple[str, Arrays]]:
             "input_ids": answer,
             "position_ids": np.tile(np.arange(length, length + 5), (3, 1)),
             "attention_mask": np.ones((3, length + 5), np.int64),
+            "answers": np.arange(5),
         }
         yield "decoder", {**own, **source, **cache}
 
@@ -158,7 +160,12 @@ def test_a_feed_forward_beyond_65504_is_found_and_stays_finite(
     told = swollen(folder, at, {"input_ids": ids, "attention_mask": mask, "answer": answer})
     written = Written(folder)
     places = np.tile(np.arange(9), (2, 1))
-    own = {"input_ids": answer, "position_ids": places, "attention_mask": np.ones_like(answer)}
+    own = {
+        "input_ids": answer,
+        "position_ids": places,
+        "attention_mask": np.ones_like(answer),
+        "answers": np.arange(9),
+    }
     name, output, feeds = {
         "encoder": ("encoder", "states", {"input_ids": ids, "attention_mask": mask}),
         "decoder": ("decoder", "logits", {**own, **written.source(ids, mask), **written.nothing(2)}),

@@ -102,7 +102,12 @@ def logits_of(path: Path, ids: NDArray[np.int64]) -> Floats:
     session = onnxruntime.InferenceSession(ir.to_proto(graph).SerializeToString())
     empty = np.zeros((len(ids), 2, 0, 8), np.float32)
     positions = np.tile(np.arange(ids.shape[1]), (len(ids), 1))
-    feeds = {"input_ids": ids, "position_ids": positions, "attention_mask": np.ones_like(ids)}
+    feeds = {
+        "input_ids": ids,
+        "position_ids": positions,
+        "attention_mask": np.ones_like(ids),
+        "answers": np.arange(ids.shape[1]),
+    }
     logits: Floats = session.run(["logits"], {**feeds, "past.0.key": empty, "past.0.value": empty})[0]
     return logits
 

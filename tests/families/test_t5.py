@@ -112,6 +112,16 @@ def test_an_answer_in_pieces_equals_the_whole(kind: str, sizes: Sequence[int], t
     assert farthest(written.in_steps(written.source(ids, mask), answer, sizes), logits) <= LIMIT
 
 
+def test_logits_are_those_of_the_tokens_that_are_named(written: Written) -> None:
+    ids, mask = sentences([9, 30])
+    source, answer = written.source(ids, mask), sentences([8] * 2, seed=1)[0]
+    logits, past = written.step(source, answer, written.nothing(2))
+    for named in ([7], [0, 3, 7], [5, 2]):
+        given, cache = written.step(source, answer, written.nothing(2), answers=np.array(named))
+        assert farthest(given, logits[:, named]) <= LIMIT
+        assert all(np.array_equal(cache[name], value) for name, value in past.items())
+
+
 def test_a_long_text_is_as_far_as_the_farthest(tmp_path: Path) -> None:
     """T5 has no largest length: beyond the farthest distance all are one."""
     folder = checkpoint(tmp_path)
@@ -313,15 +323,16 @@ def test_every_attention_is_one_operator(opset: int, tmp_path: Path) -> None:
 def test_axes_that_vary_have_names(tmp_path: Path) -> None:
     encoder, cross, decoder = parts(settings_of(checkpoint(tmp_path)))
     assert (encoder.axes, cross.axes) == (("batch", "source"), ("batch", "source"))
-    assert decoder.axes == ("batch", "length", "total", "source", "past")
-    assert [str(spec) for spec in decoder.inputs[:5]] == [
+    assert decoder.axes == ("batch", "length", "total", "source", "answers", "past")
+    assert [str(spec) for spec in decoder.inputs[:6]] == [
         "input_ids=int64[batch,length]",
         "position_ids=int64[batch,length]",
         "attention_mask=int64[batch,total]",
         "encoder_attention_mask=int64[batch,source]",
+        "answers=int64[answers]",
         "cross.0.key=float32[batch,4,source,8]",
     ]
-    assert cross.outputs == decoder.inputs[4:10]
+    assert cross.outputs == decoder.inputs[5:11]
     assert [spec.name for spec in decoder.outputs[:3]] == ["logits", "present.0.key", "present.0.value"]
 
 

@@ -57,12 +57,15 @@ class Decoder:
         names = [spec.name for spec in decoder_part(self.settings).inputs if spec.name.startswith("past")]
         return {name: np.zeros(shape, np.float32) for name in names}
 
-    def step(self, ids: Ints, mask: Ints, positions: Ints, past: Cache) -> tuple[Floats, Cache]:
-        """Logits of the new tokens, and the cache with them in it."""
+    def step(
+        self, ids: Ints, mask: Ints, positions: Ints, past: Cache, answers: Ints | None = None
+    ) -> tuple[Floats, Cache]:
+        """Logits of the new tokens, or of those among them that are named, and the cache with them in it."""
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": ids,
             "position_ids": positions,
             "attention_mask": mask,
+            "answers": np.arange(ids.shape[1]) if answers is None else answers,
             **past,
         }
         logits, *present = self.session.run(None, feeds)

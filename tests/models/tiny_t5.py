@@ -108,14 +108,25 @@ class Written:
         return {f"past.{index}.{name}": empty for index, name in names}
 
     def step(
-        self, source: Arrays, ids: Ints, past: Arrays, mask: Ints | None = None
+        self,
+        source: Arrays,
+        ids: Ints,
+        past: Arrays,
+        mask: Ints | None = None,
+        answers: Ints | None = None,
     ) -> tuple[Floats, Arrays]:
-        """Logits of some tokens behind a cache, and the cache with them."""
+        """Logits of some tokens behind a cache, or of those among them that are named, and the cache with them."""
         if mask is None:
             total = ids.shape[1] + past["past.0.key"].shape[2]
             mask = np.ones((len(ids), total), np.int64)
         positions = np.maximum(mask.cumsum(1)[:, -ids.shape[1] :] - 1, 0)
-        own: Arrays = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+        answers = np.arange(ids.shape[1]) if answers is None else answers
+        own: Arrays = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "attention_mask": mask,
+            "answers": answers,
+        }
         given = run(self.sessions["decoder"], {**own, **source, **past})
         logits = given.pop("logits")
         return logits, {name.replace("present", "past"): value for name, value in given.items()}

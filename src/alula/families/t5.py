@@ -32,7 +32,10 @@ Values = Mapping[str, ir.Value]
 
 
 def parts(s: T5Settings) -> tuple[Part, ...]:
-    """What each part takes and gives, in the order of a request: "encoder", "cross", "decoder"."""
+    """What each part takes and gives, in the order of a request: "encoder", "cross", "decoder".
+
+    `answers` are the places among the decoder's new tokens that logits are wanted of, the same in every row.
+    """
     states = _float("states", "batch", "source", s.hidden)
     cross = tuple(_caches("cross", "source", s))
     return (
@@ -49,10 +52,11 @@ def parts(s: T5Settings) -> tuple[Part, ...]:
                 _ids("position_ids", "batch", "length"),
                 _ids("attention_mask", "batch", "total"),
                 _ids("encoder_attention_mask", "batch", "source"),
+                _ids("answers", "answers"),
                 *cross,
                 *_caches("past", "past", s),
             ),
-            outputs=(_float("logits", "batch", "length", s.vocab), *_caches("present", "total", s)),
+            outputs=(_float("logits", "batch", "answers", s.vocab), *_caches("present", "total", s)),
         ),
     )
 
@@ -111,8 +115,8 @@ def _decoder(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
         k, v = (inputs[f"cross.{index}.{name}"] for name in ("key", "value"))
         x = b.op("Add", _attend(b, y, (k, v, masks.cross), at, s), x, path=at)
         x = _feed_forward(b, x, f"{path}.2", s)
-    states = _norm(b, x, "decoder.final_layer_norm", s)
-    return {"logits": _logits(b, states, inputs["input_ids"], s), **presents}
+    x = b.op("Gather", x, inputs["answers"], path="answers", axis=1)
+    return {"logits": _logits(b, _norm(b, x, "decoder.final_layer_norm", s), s), **presents}
 
 
 _WRITERS: Mapping[str, Callable[[Builder, Values, T5Settings], dict[str, ir.Value]]] = {
@@ -234,7 +238,7 @@ def _feed_forward(b: Builder, x: ir.Value, path: str, s: T5Settings) -> ir.Value
     return b.op("Add", _linear(b, hidden, f"{at}.wo", (s.hidden, s.intermediate)), x, path=at)
 
 
-def _logits(b: Builder, states: ir.Value, ids: ir.Value, s: T5Settings) -> ir.Value:
+def _logits(b: Builder, states: ir.Value, s: T5Settings) -> ir.Value:
     if s.scaled:
         states = b.op("Mul", states, b.floats(s.hidden**-0.5), path="lm_head")
     if not _is_tied(b):
@@ -244,7 +248,10 @@ def _logits(b: Builder, states: ir.Value, ids: ir.Value, s: T5Settings) -> ir.Va
     flat = b.op("Reshape", states, b.ints(-1, s.hidden), path="lm_head")
     table = b.weight(EMBEDDING, s.vocab, s.hidden)
     flat = b.op("Gemm", flat, table, path="lm_head", transB=1)
-    shape = b.op("Concat", b.op("Shape", ids, path="lm_head"), b.ints(s.vocab), path="lm_head", axis=0)
+    shape = b.op(
+        "Slice", b.op("Shape", states, path="lm_head"), b.ints(0), b.ints(2), b.ints(0), path="lm_head"
+    )
+    shape = b.op("Concat", shape, b.ints(s.vocab), path="lm_head", axis=0)
     return b.op("Reshape", flat, shape, path="lm_head")
 
 
