@@ -76,17 +76,6 @@ def test_a_prompt_gives_the_logits_of_transformers_whole_and_in_parts(tmp_path: 
         assert np.abs(decoder.parts(ids, lengths) - expected).max() < LIMIT * np.abs(expected).max(), lengths
 
 
-@pytest.mark.parametrize("name", ["llama", "tied"])
-def test_logits_are_those_of_the_tokens_that_are_named(tmp_path: Path, name: str) -> None:
-    decoder, ids = made(tmp_path, name), tokens(2, 12)
-    positions = np.tile(np.arange(12), (2, 1))
-    whole, cache = decoder.step(ids, np.ones_like(ids), positions, decoder.empty(2))
-    for named in ([11], [0, 4, 11], [7, 3]):
-        logits, past = decoder.step(ids, np.ones_like(ids), positions, decoder.empty(2), np.array(named))
-        assert np.abs(logits - whole[:, named]).max() < LIMIT * np.abs(whole).max()
-        assert all(np.array_equal(past[each], cache[each]) for each in cache)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_padded_on_the_left_gives_what_it_gives_alone(tmp_path: Path, family: str) -> None:
     """Case S21: padding must be neither seen nor counted."""

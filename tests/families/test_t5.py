@@ -112,16 +112,6 @@ def test_an_answer_in_pieces_equals_the_whole(kind: str, sizes: Sequence[int], t
     assert farthest(written.in_steps(written.source(ids, mask), answer, sizes), logits) <= LIMIT
 
 
-def test_logits_are_those_of_the_tokens_that_are_named(written: Written) -> None:
-    ids, mask = sentences([9, 30])
-    source, answer = written.source(ids, mask), sentences([8] * 2, seed=1)[0]
-    logits, past = written.step(source, answer, written.nothing(2))
-    for named in ([7], [0, 3, 7], [5, 2]):
-        given, cache = written.step(source, answer, written.nothing(2), answers=np.array(named))
-        assert farthest(given, logits[:, named]) <= LIMIT
-        assert all(np.array_equal(cache[name], value) for name, value in past.items())
-
-
 def test_a_long_text_is_as_far_as_the_farthest(tmp_path: Path) -> None:
     """T5 has no largest length: beyond the farthest distance all are one."""
     folder = checkpoint(tmp_path)
