@@ -12,7 +12,7 @@ from alula.core.engine import Plan
 from alula.core.errors import InputError, ShapeError
 from alula.core.profile import Profile, Range, admit, hull, pick
 from alula.core.tensor import TensorSpec, axis_sizes
-from alula.core.words import OFFERED, precisions_of, refuse_unless_offered
+from alula.core.words import OFFERED, WRITING, precisions_of, refuse_unless_offered
 
 IDS = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
 MASK = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
@@ -215,7 +215,7 @@ def test_precisions_are_offered_by_engine_or_refused_by_name() -> None:
     assert (
         precisions_of("openvino", "auto")
         == ("fp32", "bf16", "int8", "int8-mixed")
-        == OFFERED["openvino"][:-1]
+        == OFFERED["openvino"][:-2]
     )
     assert precisions_of("onnxruntime", "auto") == ("fp32", "int8", "int8-mixed")
     assert precisions_of("onnxruntime", "fp16-mixed") == ("fp16-mixed",)
@@ -230,3 +230,24 @@ def test_precisions_are_offered_by_engine_or_refused_by_name() -> None:
         precisions_of("openvino", "int4")
     with pytest.raises(InputError, match="no engine 'tpu'"):
         refuse_unless_offered("tpu", "fp32")
+
+
+def test_models_that_write_text_have_precisions_of_their_own() -> None:
+    assert precisions_of("openvino", "auto", writes=True) == ("fp32", "bf16", "int8-weights", "int4-weights")
+    assert precisions_of("onnxruntime", "auto", writes=True) == ("fp32", "int8-weights", "int4-weights")
+    assert precisions_of("onnxruntime", "int4-weights, fp32", writes=True) == ("fp32", "int4-weights")
+    assert all(set(offered) <= set(OFFERED[engine]) for engine, offered in WRITING.items())
+    with pytest.raises(InputError, match="precision 'int8': for models that write text openvino offers fp32"):
+        precisions_of("openvino", "fp32,int8", writes=True)
+    with pytest.raises(InputError, match="precision 'int4' is not one of: auto"):
+        precisions_of("openvino", "int4", writes=True)
+    with pytest.raises(InputError, match="built for openvino, onnxruntime so far, not for tensorrt"):
+        precisions_of("tensorrt", "auto", writes=True)
+
+
+def test_only_what_may_be_empty_begins_at_nought() -> None:
+    assert str(Range(0, 4, 8, least=0)) == "0:4:8"
+    with pytest.raises(InputError, match="need 0 <= min <= opt <= max, got 5:4:8"):
+        Range(5, 4, 8, least=0)
+    past = Profile({"past": Range(0, 4, 8, least=0)})
+    assert hull([past, past]) == past

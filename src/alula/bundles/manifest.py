@@ -13,8 +13,8 @@ from alula.core.errors import InputError, ManifestError
 from alula.core.graph import Graph
 from alula.core.identity import identity
 from alula.core.model import ModelSpec, Part
-from alula.core.parse import get, get_each, get_one, get_words
-from alula.core.profile import Profile, Range, hull
+from alula.core.parse import get, get_each, get_ints, get_one, get_words
+from alula.core.profile import PAST, Profile, Range, hull
 from alula.core.tensor import Dim, TensorSpec
 
 SCHEMA = 1
@@ -175,6 +175,8 @@ def _parse_model(raw: Mapping[str, Any]) -> ModelSpec:
         labels=get_words(raw, "labels"),
         activation=get(raw, str, "activation"),
         comes_in=get(raw, str, "comes_in") if "comes_in" in raw else "fp32",
+        end_ids=get_ints(raw, "end_ids") if "end_ids" in raw else (),
+        start_id=get(raw, int, "start_id") if "start_id" in raw else -1,
     )
 
 
@@ -289,7 +291,7 @@ def _parse_profile(raw: Mapping[str, Any]) -> Profile:
         if len(sizes) != 3 or any(type(size) is not int for size in sizes):
             raise ManifestError(f"is {sizes}, expected three whole numbers", axis)
         try:
-            axes[axis] = Range(*sizes)
+            axes[axis] = Range(*sizes, least=0 if axis == PAST else 1)
         except InputError as error:
             raise ManifestError(str(error), axis) from error
     return Profile(axes)

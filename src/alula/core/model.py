@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from alula.core.errors import InputError
 from alula.core.tensor import TensorSpec
+from alula.core.words import WRITING_TASKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,9 @@ class ModelSpec:
     for embeddings only, `labels` for the classifying tasks; `activation` ("softmax", "sigmoid", "none") turns logits
     into scores. `comes_in` is the precision that a ready-made file computes in itself; it is built as it is, under the
     name fp32, and held to what that precision may cost.
+
+    A model that writes text has its `end_ids`, any of which ends an answer, and where an encoder stands before the
+    decoder the `start_id` that answers begin with; -1 says that they go on from the prompt.
     """
 
     name: str
@@ -48,6 +52,13 @@ class ModelSpec:
     labels: tuple[str, ...] = ()
     activation: str = "none"
     comes_in: str = "fp32"
+    end_ids: tuple[int, ...] = ()
+    start_id: int = -1
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes text, token by token."""
+        return self.task in WRITING_TASKS
 
     @property
     def reads_text(self) -> bool:

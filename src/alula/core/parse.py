@@ -48,8 +48,17 @@ def get_each(raw: Mapping[str, Any], key: str, parse: Callable[[Mapping[str, Any
 
 def get_words(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """`raw[key]`, a list of strings."""
+    return _get_all(raw, str, key)
+
+
+def get_ints(raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """`raw[key]`, a list of whole numbers."""
+    return _get_all(raw, int, key)
+
+
+def _get_all(raw: Mapping[str, Any], kind: type[T], key: str) -> tuple[T, ...]:
     items: list[Any] = get(raw, list, key)
     for index, item in enumerate(items):
-        if type(item) is not str:
-            raise ManifestError(f"is {type(item).__name__}, expected str", f"{key}[{index}]")
+        if type(item) is not kind:
+            raise ManifestError(f"is {type(item).__name__}, expected {kind.__name__}", f"{key}[{index}]")
     return tuple(items)

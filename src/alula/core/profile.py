@@ -9,18 +9,22 @@ from math import log, prod
 from alula.core.errors import InputError, ShapeError
 from alula.core.tensor import Feeds, TensorSpec, axis_sizes
 
+PAST = "past"
+"""The axis of what a decoder has seen before, which may be empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Smallest, tuned and largest size of one axis."""
+    """Smallest, tuned and largest size of one axis, which may be empty where `least` is 0."""
 
     min: int
     opt: int
     max: int
+    least: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min <= self.opt <= self.max:
-            raise InputError(f"need 1 <= min <= opt <= max, got {self.min}:{self.opt}:{self.max}")
+        if not self.least <= self.min <= self.opt <= self.max:
+            raise InputError(f"need {self.least} <= min <= opt <= max, got {self.min}:{self.opt}:{self.max}")
 
     def __str__(self) -> str:
         return f"{self.min}:{self.opt}:{self.max}"
@@ -101,6 +105,7 @@ def hull(profiles: Sequence[Profile]) -> Profile:
                 min(profile.axes[axis].min for profile in profiles),
                 sizes.opt,
                 max(profile.axes[axis].max for profile in profiles),
+                sizes.least,
             )
             for axis, sizes in first.axes.items()
         }

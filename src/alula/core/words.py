@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from alula.core.errors import InputError
 
 EngineName = Literal["openvino", "onnxruntime", "tensorrt", "tensorrt-rtx", "torch", "fake"]
-Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed", "fp8", "int4-weights"]
+Precision = Literal[
+    "fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed", "fp8", "int8-weights", "int4-weights"
+]
 Task = Literal[
     "embeddings",
     "sequence-classification",
@@ -17,6 +19,8 @@ Task = Literal[
     "question-answering",
     "image-classification",
     "text-recognition",
+    "text-generation",
+    "text2text-generation",
     "tensors",
 ]
 Pooling = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
@@ -26,7 +30,14 @@ IMAGE_TASKS: tuple[Task, ...] = ("image-classification", "text-recognition")
 TENSORS: Task = "tensors"
 """The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
 
-TEXT_TASKS: tuple[Task, ...] = tuple(task for task in TASKS if task not in {*IMAGE_TASKS, TENSORS})
+WRITING_TASKS: tuple[Task, ...] = ("text-generation", "text2text-generation")
+"""Models that write text token by token: from what stands before it, or from a source that an encoder reads."""
+
+TEXT_TASKS: tuple[Task, ...] = tuple(
+    task for task in TASKS if task not in {*IMAGE_TASKS, *WRITING_TASKS, TENSORS}
+)
+"""Models that read texts and answer in one call."""
+
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
@@ -38,8 +49,8 @@ WRITTEN_OPSET = 23
 
 # Tried, not believed: ONNX Runtime has no bf16 kernels for CPUs and refuses such a graph when it loads it.
 OFFERED: Mapping[str, tuple[Precision, ...]] = {
-    "openvino": ("fp32", "bf16", "int8", "int8-mixed", "int4-weights"),
-    "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed", "int4-weights"),
+    "openvino": ("fp32", "bf16", "int8", "int8-mixed", "int8-weights", "int4-weights"),
+    "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed", "int8-weights", "int4-weights"),
     "tensorrt": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
     "tensorrt-rtx": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
     "torch": ("fp32", "bf16"),
@@ -47,11 +58,17 @@ OFFERED: Mapping[str, tuple[Precision, ...]] = {
 }
 
 BY_NAME: Mapping[str, tuple[Precision, ...]] = {
-    "openvino": ("int4-weights",),
-    "onnxruntime": ("fp16", "fp16-mixed", "int4-weights"),
+    "openvino": ("int8-weights", "int4-weights"),
+    "onnxruntime": ("fp16", "fp16-mixed", "int8-weights", "int4-weights"),
 }
 """What "auto" does not try. ONNX Runtime computes fp16 right but slowly, casting around every kernel: it shows a GPU's
 numbers. Four-bit weights make files smaller, and no CPU tried faster than int8 does."""
+
+WRITING: Mapping[str, tuple[Precision, ...]] = {
+    "openvino": ("fp32", "bf16", "int8-weights", "int4-weights"),
+    "onnxruntime": ("fp32", "int8-weights", "int4-weights"),
+}
+"""What is offered for models that write text, all of it by "auto": one token at a time is bound by reading weights."""
 
 
 def refuse_unless_offered(engine: str, precision: str) -> None:
@@ -75,15 +92,32 @@ def check_opset(opset: int) -> None:
         raise InputError(f"opset {opset} is not one of {OPSETS[0]}..{OPSETS[-1]}")
 
 
-def precisions_of(engine: str, wanted: str) -> tuple[str, ...]:
+def precisions_of(engine: str, wanted: str, *, writes: bool = False) -> tuple[str, ...]:
     """The precisions to try, highest first: those named, or for "auto" all that the engine runs well.
 
-    Several are separated by commas; "mixed" stands for those that keep some layers in a higher precision.
+    Several are separated by commas; "mixed" stands for those that keep some layers in a higher precision. A model that
+    `writes` text has precisions of its own.
     """
+    if writes:
+        return _of_writers(engine, wanted)
     named: set[str] = set()
     for word in wanted.split(","):
         named.update(_named(engine, choice("precision", word.strip(), ("auto", "mixed", *PRECISIONS))))
     return tuple(precision for precision in OFFERED[engine] if precision in named)
+
+
+def _of_writers(engine: str, wanted: str) -> tuple[str, ...]:
+    """Those of `WRITING`, or an error that lists them."""
+    if engine not in WRITING:
+        raise InputError(
+            f"models that write text are built for {', '.join(WRITING)} so far, not for {engine}"
+        )
+    named = [choice("precision", word.strip(), ("auto", "mixed", *PRECISIONS)) for word in wanted.split(",")]
+    if other := [word for word in named if word not in {"auto", *WRITING[engine]}]:
+        raise InputError(
+            f"precision {other[0]!r}: for models that write text {engine} offers {', '.join(WRITING[engine])}"
+        )
+    return tuple(precision for precision in WRITING[engine] if "auto" in named or precision in named)
 
 
 def _named(engine: str, word: str) -> tuple[str, ...]:

@@ -118,10 +118,16 @@ LIMITS: Mapping[str, Limits] = {
     ),
 }
 
-LIKE: Mapping[str, str] = {"fp16-mixed": "fp16", "int8-mixed": "int8", "fp8": "int8", "int4-weights": "int8"}
+LIKE: Mapping[str, str] = {
+    "fp16-mixed": "fp16",
+    "int8-mixed": "int8",
+    "fp8": "int8",
+    "int8-weights": "int8",
+    "int4-weights": "int8",
+}
 """Precisions that are held to the limits of another one."""
 
-CALIBRATED = frozenset({"int8", "int8-mixed", "fp8", "int4-weights"})
+CALIBRATED = frozenset({"int8", "int8-mixed", "fp8", "int8-weights", "int4-weights"})
 """Precisions that a budget judges; random token ids, for which no range was measured, say nothing about them."""
 
 
