@@ -1,20 +1,24 @@
 """Text in, rows of ids out; images in, pixels out; arrays in, answers out. Knows no engine and no server."""
 
 from alula.codecs.answers import Answer, answers
+from alula.codecs.chat import ChatTemplate
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
+from alula.codecs.messages import Message, messages_of, tools_of
 from alula.codecs.pictures import decode
 from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
-from alula.codecs.text import TextCodec
+from alula.codecs.text import TextCodec, read_config
 from alula.codecs.vectors import vectors
 
 __all__ = [
     "Answer",
+    "ChatTemplate",
     "Entity",
     "ImageCodec",
     "Line",
+    "Message",
     "Pixels",
     "RecognitionCodec",
     "Row",
@@ -28,9 +32,12 @@ __all__ = [
     "each_image",
     "entities",
     "fit",
+    "messages_of",
+    "read_config",
     "relevance",
     "row_outputs",
     "token_labels",
+    "tools_of",
     "vectors",
     "within",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE
 
 from alula.codecs.lengths import Cut, cut_first, cut_longest, cut_second
 from alula.codecs.rows import SPECIAL, Row, collate
@@ -18,12 +19,21 @@ from alula.core.tensor import Feeds
 LONG = 4_000
 """Characters from which on the interpreter is set free while the tokenizer works; only its batch call does that."""
 
+# In the order of transformers, which says what becomes of " 's ' s".
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
 
 class TextCodec:
     """Texts to rows. Safe to use from several threads: nothing changes after it is opened."""
 
     def __init__(
-        self, tokenizer: Tokenizer, spec: ModelSpec, *, types: bool = True, left: bool = False
+        self,
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        *,
+        types: bool = True,
+        left: bool = False,
+        tidies: bool = False,
     ) -> None:
         # Stored truncation and padding belong to whoever trained the tokenizer (MiniLM's pads to 128).
         tokenizer.no_truncation()
@@ -31,6 +41,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._types = types
         self._left = left
+        self._tidies = tidies
         self.spec = spec
 
     @classmethod
@@ -46,13 +57,16 @@ class TextCodec:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"{file} is not a tokenizer that can be read: {error}") from error
-        config = _config(folder / "tokenizer_config.json")
+        config = read_config(folder / "tokenizer_config.json")
         names = config.get("model_input_names")
         return cls(
             tokenizer,
             spec,
             types=not isinstance(names, list) or "token_type_ids" in names,
             left=config.get("truncation_side") == "left",
+            # Made for WordPiece; transformers too leaves the texts of BPE as they are, whatever the file says.
+            tidies=config.get("clean_up_tokenization_spaces") is True
+            and not isinstance(tokenizer.model, BPE),
         )
 
     def encode(self, text: str, *, truncate: bool = True) -> Row:
@@ -77,6 +91,22 @@ class TextCodec:
         kept = tuple(ids[-limit:] if self._left else ids[:limit])
         self._refuse_unknown(kept)
         return Row(ids=kept, type_ids=(0,) * len(kept), given=len(ids))
+
+    def prompt(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
+        """The tokens of a text that is to be gone on with, none cut off.
+
+        Special tokens are added as the checkpoint has it; a chat that is `rendered` has them from its template.
+        """
+        given = [valid_text(text)]
+        # One way for long and short: only the batch call sets the interpreter free.
+        ids = tuple(self._tokenizer.encode_batch(given, add_special_tokens=not rendered)[0].ids)
+        self._refuse_unknown(ids)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return _tidied(text) if self._tidies else text
 
     def collate(self, rows: Sequence[Row], length: int | None = None) -> Feeds:
         """The rows as one padded batch."""
@@ -128,6 +158,13 @@ def valid_text(text: str) -> str:
     return text
 
 
+def _tidied(text: str) -> str:
+    """The text without the spaces that English does not have before marks and contractions."""
+    for spaced in _SPACED:
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
 def _word(word: int | None) -> int:
     return SPECIAL if word is None else word
 
@@ -136,7 +173,8 @@ def _too_long(given: int, limit: int) -> InputError:
     return InputError(f"text has {given} tokens; the model takes {limit}")
 
 
-def _config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
+    """An object in a JSON file beside the tokenizer; empty where there is none."""
     if not file.is_file():
         return {}
     try:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from alula.core.decoding import NOTHING_GIVEN
 from alula.core.errors import InputError
+from alula.core.tensor import Feeds
 
 MAX_STOPS = 4
 
@@ -85,15 +89,29 @@ class Stopping:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One prompt, as tokens, and what is asked of its answer."""
+    """One prompt, as tokens, and what is asked of its answer.
+
+    Where an encoder reads the text, its tokens are `source`, and `prompt` is what the decoder begins with.
+    """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     stopping: Stopping
+    source: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise InputError("the prompt has no tokens; expected at least one")
+
+    @property
+    def given(self) -> Feeds:
+        """What the sequence is started with: the tokens that an encoder reads once, as one row."""
+        return {"input_ids": np.array([self.source], np.int64)} if self.source else NOTHING_GIVEN
+
+    @property
+    def read(self) -> int:
+        """How many tokens the caller's text has, whoever reads them."""
+        return len(self.source or self.prompt)
 
 
 def parse_sampling(raw: Mapping[str, Any], defaults: Sampling) -> Sampling:
