@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_decoders import SIZES, Decoder, checkpoint, greedy, opened, tokens
 
 from alula.core.errors import InputError, ManifestError
-from alula.families import describe, open_checkpoint
+from alula.families import open_checkpoint
 from alula.families.decoder_settings import FAMILIES, read_decoder_settings
 from alula.families.gguf_decoder import read_decoder
 from alula.families.llama import write_decoder
@@ -302,12 +302,6 @@ CONFIG = {"model_type": "llama", **SIZES}
 def test_what_a_graph_would_not_honour_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ManifestError), match=f"config.json.*{message}"):
         read_decoder_settings({**CONFIG, **changes})
-
-
-def test_nothing_builds_a_decoder_yet(tmp_path: Path) -> None:
-    checkpoint(tmp_path, "llama")
-    with pytest.raises(InputError, match="LlamaForCausalLM"):
-        describe(open_checkpoint(str(tmp_path)))
 
 
 def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint folders and ready-made ONNX files in, ONNX graphs out: one module per family."""
+"""Checkpoint folders, GGUF files and ready-made ONNX files in, ONNX graphs out: one module per family."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from alula.core.model import ModelSpec
 from alula.families.checkpoint import (
     TOKENIZER,
     Checkpoint,
+    is_gguf,
     locate,
     open_checkpoint,
     refuse_without_tokenizer,
@@ -17,6 +18,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
+from alula.families.writing import weights_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,6 +29,7 @@ __all__ = [
     "Checkpoint",
     "Original",
     "describe",
+    "is_gguf",
     "is_onnx",
     "locate",
     "only_as_it_is",
@@ -34,6 +37,7 @@ __all__ = [
     "original",
     "parse_inputs",
     "refuse_without_tokenizer",
+    "weights_of",
     "write",
 ]
 

@@ -19,6 +19,7 @@ from alula.families import (
     resnet,
     roberta,
     vision,
+    writing,
 )
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
@@ -43,6 +44,8 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
     """Write one part of a family that has a module here."""
     if opset not in OPSETS:
         raise InputError(f"opset {opset} is not one that graphs are written in: {OPSETS}")
+    if spec.writes:
+        return writing.write_part(checkpoint, spec, part_name, opset)
     part = spec.part(part_name)
     if spec.family in images.FAMILIES:
         return _image_classifier(checkpoint, spec, part, opset)

@@ -1,4 +1,4 @@
-"""A checkpoint in the HuggingFace layout, a local folder or one fetched from the hub; or an ONNX file."""
+"""A checkpoint in the HuggingFace layout, a local folder or one fetched from the hub; or an ONNX or a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
 TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
+GGUF = ".gguf"
 
 # What `describe` and `write` read besides weights, and so what the digest covers.
 _SETTINGS = (
     "config.json",
     PREPROCESSOR,
+    "generation_config.json",
     "modules.json",
     "config_sentence_transformers.json",
     "tokenizer_config.json",
@@ -34,7 +36,7 @@ _HUB_ANSWERS_WITHIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A folder of weights and settings, or an ONNX file; `digest` depends on the content, not on the place."""
+    """A folder of weights and settings, or a single file; `digest` depends on the content, not on the place."""
 
     root: Path
     name: str
@@ -50,6 +52,8 @@ def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
         name = _shown(root.resolve().name)
         file = onnx_file.only_file(root)
         return _read(root, name, "local") if file is None else _from_file(file, name)
+    if root.suffix == GGUF:
+        return _from_gguf(root)
     if root.is_file():
         return _from_file(root, _shown(root.stem))
     # The hub's cache names a snapshot by its commit.
@@ -57,11 +61,11 @@ def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
 
 
 def locate(model: str, revision: str = "main") -> Path:
-    """The folder of a checkpoint, fetched if it is a hub id, or an ONNX file; nothing in it is read."""
+    """The folder of a checkpoint, fetched if it is a hub id, or an ONNX or GGUF file; nothing in it is read."""
     if not model.strip():
         raise InputError("the model's name is empty; expected a folder or a hub id")
     folder = Path(model).expanduser().absolute()
-    is_file = folder.is_file() and folder.suffix == onnx_file.ENDING
+    is_file = folder.is_file() and folder.suffix in {onnx_file.ENDING, GGUF}
     if is_file or _is_folder(model):
         if revision != "main":
             raise InputError(
@@ -70,9 +74,9 @@ def locate(model: str, revision: str = "main") -> Path:
         return folder
     if folder.is_file():
         raise InputError(
-            f"{model} is a file, expected the folder that holds config.json and the weights, or an ONNX file"
+            f"{model} is a file, expected the folder that holds config.json and the weights, or an ONNX or GGUF file"
         )
-    if folder.suffix == onnx_file.ENDING:
+    if folder.suffix in {onnx_file.ENDING, GGUF}:
         raise InputError(f"no file {model}")
     if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
         raise InputError(f"no folder {model}")
@@ -80,8 +84,8 @@ def locate(model: str, revision: str = "main") -> Path:
 
 
 def refuse_without_tokenizer(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose bundle could take no texts, with the cure."""
-    if (checkpoint.root / TOKENIZER).is_file():
+    """Refuse a checkpoint whose bundle could take no texts, with the cure; a GGUF file holds its tokenizer."""
+    if is_gguf(checkpoint) or (checkpoint.root / TOKENIZER).is_file():
         return
     source = _source(checkpoint.root, checkpoint.name, checkpoint.revision)
     raise InputError(
@@ -95,6 +99,11 @@ def refuse_without_tokenizer(checkpoint: Checkpoint) -> None:
 def first_line(error: BaseException) -> str:
     """What another library says, without the advice that follows it."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def is_gguf(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is a GGUF file."""
+    return checkpoint.root.suffix == GGUF and checkpoint.root.is_file()
 
 
 def _is_folder(model: str) -> bool:
@@ -140,6 +149,16 @@ def _read(root: Path, name: str, revision: str) -> Checkpoint:
     for path in files:
         read_header(path)
     return Checkpoint(root=root, name=name, revision=revision, config=config, digest=_digest(root))
+
+
+def _from_gguf(file: Path) -> Checkpoint:
+    """A GGUF file, whose settings are read as config.json would say them."""
+    from alula.families.gguf_decoder import read_decoder  # noqa: PLC0415 - for such files only
+
+    config = read_decoder(file).config
+    return Checkpoint(
+        root=file, name=_shown(file.stem), revision="local", config=config, digest=_digest_of(file)
+    )
 
 
 def _from_file(file: Path, name: str) -> Checkpoint:
@@ -203,13 +222,17 @@ def _digest(root: Path) -> str:
     """Hash names and contents of what decides the graph, in one order."""
     total = hashlib.sha256()
     for path in sorted(set(_deciding(root))):
-        content = hashlib.sha256()
-        buffer = memoryview(bytearray(_BLOCK))
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                content.update(buffer[:count])
-        total.update(f"{path.relative_to(root).as_posix()}\0{content.hexdigest()}\n".encode())
+        total.update(f"{path.relative_to(root).as_posix()}\0{_digest_of(path)}\n".encode())
     return total.hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    content = hashlib.sha256()
+    buffer = memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            content.update(buffer[:count])
+    return content.hexdigest()
 
 
 def _deciding(root: Path) -> Iterator[Path]:

@@ -116,7 +116,16 @@ def _config(file: Gguf, family: str) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": window or None,
         "use_sliding_window": bool(window),
+        "eos_token_id": _tokens(file, "eos", "eot", "eom"),
+        "bos_token_id": next(iter(_tokens(file, "bos")), None),
+        "pad_token_id": next(iter(_tokens(file, "padding")), None),
     }
+
+
+def _tokens(file: Gguf, *names: str) -> list[int]:
+    """The ids of tokens that the file gives these parts; several may end an answer."""
+    found = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 
 def _rope(file: Gguf, family: str) -> dict[str, Any]:

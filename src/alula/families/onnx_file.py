@@ -91,7 +91,7 @@ def read(file: Path) -> ir.Model:
 
 def is_onnx(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint is such a file."""
-    return checkpoint.root.is_file()
+    return checkpoint.root.suffix == ENDING and checkpoint.root.is_file()
 
 
 def only_as_it_is(checkpoint: Checkpoint, spec: ModelSpec) -> str:

@@ -11,7 +11,7 @@ from alula.core.model import ModelSpec, Part
 from alula.core.profile import Range
 from alula.core.tensor import Dim, TensorSpec
 from alula.core.words import TEXT_TASKS, choice
-from alula.families import images, onnx_file
+from alula.families import images, onnx_file, writing
 from alula.families.checkpoint import Checkpoint, architecture_of
 from alula.families.labels import read_labels
 from alula.families.sentence import Embedding, read_embedding, score_function, token_limit
@@ -79,6 +79,8 @@ def describe(
             f"--inputs {stated[0]}: the inputs of {checkpoint.name} are known; state those of ONNX files"
         )
     config = checkpoint.config
+    if writing.writes(checkpoint, task):
+        return writing.describe_writer(checkpoint, task, pooling, asked)
     if _model_type(config) in images.FAMILIES:
         return images.describe_images(checkpoint, task, pooling, asked)
     family = FAMILIES.get(_model_type(config), "traced")
@@ -129,7 +131,7 @@ def _check_text(config: Mapping[str, Any]) -> None:
     if config.get("is_encoder_decoder"):
         raise InputError(
             f"{named} (model type {_model_type(config)!r}) is an encoder with a decoder that writes text; "
-            "only encoders are built so far"
+            f"of those that write text these model types are built so far: {', '.join(writing.FAMILIES)}"
         )
     reads = next((_NOT_TEXT[key] for key in _NOT_TEXT if config.get(key) is not None), None)
     if reads is None and any(word in named for word in _NOT_TEXT_ARCHITECTURES):
