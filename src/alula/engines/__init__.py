@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
-from alula.core.engine import Backend, Traits
+from alula.core.decoding import Decoding, Room
+from alula.core.engine import Backend, Engine, Traits
 from alula.core.errors import InputError, MissingExtraError
 
-__all__ = ["BACKENDS", "TARGETS", "backend", "extra_of", "importable", "resolve", "runs_on", "traits"]
+__all__ = [
+    "BACKENDS",
+    "TARGETS",
+    "backend",
+    "extra_of",
+    "importable",
+    "open_decoding",
+    "resolve",
+    "runs_on",
+    "traits",
+]
 
 
 def _openvino() -> Backend:
@@ -75,6 +87,21 @@ def backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise InputError(f"no engine {name!r}; there are {', '.join(BACKENDS)}")
     return BACKENDS[name]()
+
+
+def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0) -> Decoding:
+    """A session that keeps the cache, on a decoder's engine, or on those of an encoder, its "cross" and a decoder."""
+    from alula.engines.dense import Dense, Loaded  # noqa: PLC0415 - nothing else needs it
+
+    with ExitStack() as opened:
+        parts = {}
+        for name, engine in engines.items():
+            session = backend(engine.backend).open(engine, threads=threads)
+            opened.callback(session.close)
+            parts[name] = Loaded(session=session, profile=engine.plan.profile)
+        dense = Dense(parts, room)
+        opened.pop_all()
+    return dense
 
 
 def traits(name: str) -> Traits:
