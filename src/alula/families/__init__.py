@@ -18,6 +18,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
+from alula.families.text_files import write_text_files
 from alula.families.writing import weights_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "refuse_without_tokenizer",
     "weights_of",
     "write",
+    "write_text_files",
 ]
 
 
