@@ -48,8 +48,8 @@ def strings(count: int, *, special: Sequence[str] = (), numbers: bool = True, se
     for _ in range(count):
         parts = []
         for _ in range(random.integers(0, 12)):
-            parts += [pieces[random.integers(len(pieces))], SPACES[random.integers(len(SPACES))]]
+            parts += [pieces[int(random.integers(len(pieces)))], SPACES[int(random.integers(len(SPACES)))]]
         if random.random() < 0.2:
-            parts.insert(0, SPACES[random.integers(len(SPACES))])
+            parts.insert(0, SPACES[int(random.integers(len(SPACES)))])
         made.append("".join(parts))
     return made
