@@ -1,0 +1,126 @@
+"""Whatever keeps a cache, opened, beside the plain graph that it has to agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import tiny_writers
+from numpy.typing import NDArray
+
+from alula.core.decoding import NOTHING_GIVEN, Decoding, Room
+from alula.core.engine import Engine, Plan, Session
+from alula.core.profile import Profile
+from alula.core.tensor import Feeds
+from alula.engines import backend, open_decoding
+from alula.engines.dense import Dense
+from alula.graphs import passes_for, rewrite, save
+
+Floats = NDArray[np.float32]
+
+KINDS = (
+    "function",
+    "function with an encoder",
+    "llama on onnxruntime",
+    "t5 on onnxruntime",
+    "t5 on openvino",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """A model that writes: `open` gives a session with so much room, `parts` are its graphs without a cache."""
+
+    open: Callable[[Room], Decoding]
+    parts: Mapping[str, Session]
+    vocabulary: int
+
+    @property
+    def reads(self) -> bool:
+        return "encoder" in self.parts
+
+    def given(self, seed: int) -> Feeds:
+        """A source of its own for every seed, where there is an encoder."""
+        if not self.reads:
+            return NOTHING_GIVEN
+        random = np.random.default_rng(seed)
+        return {"input_ids": random.integers(2, self.vocabulary - 1, (1, random.integers(1, 24)))}
+
+    def tokens(self, count: int, seed: int) -> tuple[int, ...]:
+        random = np.random.default_rng(1000 + seed)
+        return tuple(random.integers(2, self.vocabulary - 1, count).tolist())
+
+    def whole(self, tokens: tuple[int, ...], given: Feeds = NOTHING_GIVEN) -> Floats:
+        """Logits of every token of a sequence alone, in one call without a past."""
+        ids = np.array([tokens])
+        decoder = self.parts["decoder"]
+        feeds: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": np.arange(len(tokens))[None],
+            "attention_mask": np.ones_like(ids),
+            "answers": np.arange(len(tokens)),
+        }
+        if self.reads:
+            mask = np.ones_like(given["input_ids"])
+            states = self.parts["encoder"].run({**given, "attention_mask": mask})
+            feeds |= {"encoder_attention_mask": mask, **self.parts["cross"].run(states)}
+        for spec in decoder.inputs:
+            if spec.name.startswith("past."):
+                feeds[spec.name] = np.zeros(spec.sized({"batch": 1, "past": 0}), spec.dtype)
+        logits: Floats = np.asarray(decoder.run(feeds)["logits"][0], np.float32)
+        return logits
+
+
+def writer(kind: str, folder: Path) -> Writer:
+    if kind.startswith("function"):
+        reads = kind.endswith("encoder")
+        return Writer(
+            open=lambda room: Dense(tiny_writers.parts(reads=reads), room),
+            parts={name: part.session for name, part in tiny_writers.parts(reads=reads).items()},
+            vocabulary=tiny_writers.VOCABULARY,
+        )
+    family, _, name = kind.partition(" on ")
+    graphs, vocabulary = (_llama if family == "llama" else _t5)(folder / "checkpoint")
+    engines = compiled(graphs, name, folder)
+    plain = compiled(graphs, "onnxruntime", folder / "plain")
+
+    return Writer(
+        open=lambda room: open_decoding(engines, room, threads=1),
+        parts={each: backend("onnxruntime").open(engine, threads=1) for each, engine in plain.items()},
+        vocabulary=vocabulary,
+    )
+
+
+def compiled(graphs: Mapping[str, ir.Model], name: str, folder: Path) -> dict[str, Engine]:
+    """An engine of every part, for the sizes of `tiny_writers`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engines = {}
+    for part, model in graphs.items():
+        changed = rewrite(model.clone(), passes_for(name, "fp32"))
+        graph = save(changed, folder / f"{part}.onnx", "fp32")
+        axes = {dim for spec in graph.inputs for dim in spec.shape if isinstance(dim, str)}
+        sizes = {**tiny_writers.AXES, "source": tiny_writers.SOURCE}
+        plan = Plan(profile=Profile({axis: sizes[axis] for axis in axes}))
+        engines[part] = backend(name).compile(graph, plan, folder / f"{part}.engine")
+    return engines
+
+
+def _llama(folder: Path) -> tuple[dict[str, ir.Model], int]:
+    pytest.importorskip("transformers")
+    import tiny_decoders  # noqa: PLC0415 - loads torch
+
+    made = tiny_decoders.opened(folder, tiny_decoders.checkpoint(folder, "llama"))
+    return {"decoder": made.graph}, tiny_decoders.SIZES["vocab_size"]
+
+
+def _t5(folder: Path) -> tuple[dict[str, ir.Model], int]:
+    pytest.importorskip("transformers")
+    import tiny_t5  # noqa: PLC0415 - loads torch
+
+    tiny_t5.checkpoint(folder)
+    return {name: tiny_t5.part(folder, name) for name in tiny_t5.PARTS}, tiny_t5.VOCAB
