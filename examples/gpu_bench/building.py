@@ -71,7 +71,8 @@ def build(job: Job) -> Built:
     beyond = NO_LAYERS
     if graphs.halves(job.target, job.precision):
         with watch.phase("measure what leaves the range of fp16"):
-            beyond = beyond_fp16(checkpoint, spec, feeds[:2])
+            policy = graphs.half_policy(job.target, traits(job.target).opset)
+            beyond = beyond_fp16(checkpoint, spec, feeds[:2], policy)
     workshop = Workshop(
         checkpoint=checkpoint,
         spec=spec,

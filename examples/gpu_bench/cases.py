@@ -79,8 +79,8 @@ class Case:
 
 _TEXT = {"batch": Range(1, 8, 32), "length": Range(16, 128, 512)}
 _TEXT_CELLS = (
-    {"batch": Range(1, 8, 32), "length": Range(16, 128, 128)},
-    {"batch": Range(1, 8, 8), "length": Range(128, 512, 512)},
+    {"batch": Range(1, 8, 32), "length": Range(128, 128, 128)},
+    {"batch": Range(1, 8, 8), "length": Range(512, 512, 512)},
 )
 _TEXT_SHAPES = ((1, 128), (8, 128), (32, 128), (8, 512))
 _IMAGES = {"batch": Range(1, 8, 32)}

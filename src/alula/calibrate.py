@@ -85,16 +85,18 @@ def calibrate(  # noqa: PLR0913 - three of six only matter to tests and tuning
     return calibration
 
 
-def beyond_fp16(checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterable[Feeds]) -> frozenset[str]:
+def beyond_fp16(
+    checkpoint: families.Checkpoint, spec: ModelSpec, feeds: Iterable[Feeds], policy: graphs.Policy
+) -> frozenset[str]:
     """Names of the nodes that fp16 must leave in fp32, from the largest magnitudes over all these calls."""
-    model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"))
+    model, names = graphs.observe_magnitudes(families.write(checkpoint, spec, "encoder"), policy)
     largest = dict.fromkeys(names, 0.0)
     with running(model, profile_over(spec, feeds), in_order=True) as session:
         for call in feeds:
             outputs = session.run(call)
             for name in names:
                 largest[name] = max(largest[name], float(outputs[name]))
-    return graphs.beyond_fp16(families.write(checkpoint, spec, "encoder"), largest)
+    return graphs.beyond_fp16(families.write(checkpoint, spec, "encoder"), largest, policy)
 
 
 def save(calibration: Calibration, path: Path) -> None:

@@ -16,6 +16,7 @@ from onnx_ir.passes import PassResult
 from alula.core.errors import CompileError, InputError
 from alula.graphs import (
     beyond_fp16,
+    half_policy,
     layers,
     observe,
     observe_magnitudes,
@@ -24,6 +25,7 @@ from alula.graphs import (
     rewrite,
     scheme_for,
 )
+from alula.graphs.passes.choice import float_producers
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.quantize import Scheme, step
@@ -167,6 +169,39 @@ def test_an_attention_of_which_a_part_is_kept_is_written_out_and_the_others_are_
     # Scores this large choose one token each, and now and then another.
     assert np.median(np.abs(given - wanted)) < 5e-3
     assert named(tensorrt(model, "fp16"), "Attention") == [first, second]
+
+
+def test_in_opset_17_all_of_a_fp16_transformer_but_the_inside_of_its_norms_is_fp16(
+    encoder: ir.Model, x: Floats, run_graph: Run
+) -> None:
+    """The form in which 8.6 has a kernel for attention: the scale behind the product, the softmax in fp16."""
+    graph = tensorrt(encoder, "fp16", 17)
+    assert "LayerNormalization" not in kinds(graph)
+    assert set(types_of(graph, "Softmax")) == {FP16}
+    assert set(types_of(graph, "Sqrt")) == {FP32}
+    divided = next(n for n in graph.graph if n.op_type == "Div" and n.outputs[0].dtype == FP16)
+    assert {n.op_type for n in float_producers(divided)} == {"MatMul"}
+    wanted, given = (run_graph(each, {"x": x})[0] for each in (encoder, graph))
+    assert np.abs(given - wanted).max() < 2e-2 * np.abs(wanted).max()
+
+
+def test_scores_and_sums_that_outgrow_fp16_stay_fp32_in_opset_17(
+    grow: Grow, x: Floats, run_graph: Run
+) -> None:
+    """What is measured is what is built: scores before their scale, which are larger than behind it."""
+
+    def build(b: Any, x: ir.Value) -> Any:
+        gain = b.weight("h", np.full(SIZE, 3e2, np.float32))
+        return attentive(32)(b, b.op("LayerNormalization", x, gain, axis=-1))
+
+    model, policy = grow(build, TOKENS, TOKENS), half_policy("tensorrt", 17)
+    observed, names = observe_magnitudes(model, policy)
+    found = run_graph(observed, {"x": x})[1:]
+    keep = beyond_fp16(model, dict(zip(names, map(float, found), strict=True)), policy)
+    assert any(name.endswith(".Div") for name in keep)
+    wanted, given = (run_graph(each, {"x": x})[0] for each in (model, tensorrt(model, "fp16", 17, keep=keep)))
+    assert np.isfinite(given).all()
+    assert np.median(np.abs(given - wanted)) < 5e-2 * np.abs(wanted).max()
 
 
 def test_bf16_keeps_attention_whole_and_results_near(grow: Grow, x: Floats, run_graph: Run) -> None:

@@ -2,8 +2,9 @@
 
 from onnx_ir import Model
 
-from alula.graphs.engines import halves, passes_for
+from alula.graphs.engines import half_policy, halves, passes_for
 from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
+from alula.graphs.passes.choice import Policy
 from alula.graphs.passes.switch import SWITCHES
 from alula.graphs.quantize import (
     channel_axes,
@@ -23,10 +24,12 @@ __all__ = [
     "SWITCHES",
     "Model",
     "Pass",
+    "Policy",
     "beyond_fp16",
     "channel_axes",
     "costs",
     "half_layers",
+    "half_policy",
     "halves",
     "layers",
     "load",

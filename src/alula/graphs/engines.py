@@ -17,6 +17,7 @@ from alula.graphs.passes.precision import ToBfloat16
 from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
 from alula.graphs.rewrite import Pass
+from alula.graphs.tensorrt import half_policy as tensorrt_half
 from alula.graphs.tensorrt import tensorrt_passes
 
 # Measured with MiniLM in fp32 on a Zen 3 (AVX2) of two cores, CPU milliseconds of one thread, interleaved medians:
@@ -45,6 +46,11 @@ _FP16 = frozenset({"fp16", "fp16-mixed"})
 def halves(engine: str, precision: str) -> bool:
     """Whether a precision makes parts of a graph fp16: on a GPU what eight bits leave is fp16 too."""
     return precision in _FP16 or (engine in _TENSORRT and precision.startswith("int8"))
+
+
+def half_policy(engine: str, opset: int | None = None) -> Policy:
+    """What fp16 takes of a graph for this engine; what is measured has to be what is built."""
+    return tensorrt_half(opset) if engine in _TENSORRT else HALF
 
 
 def passes_for(

@@ -33,7 +33,7 @@ def fp16_passes(policy: Policy = HALF, keep: frozenset[str] = frozenset()) -> tu
     if policy.maps:
         passes.append(FoldAffine())
     if not policy.attention:
-        passes.append(DecomposeAttention())
+        passes.append(DecomposeAttention(late=policy.scores))
     return (*passes, ToFloat16(policy, keep))
 
 

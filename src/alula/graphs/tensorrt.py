@@ -8,9 +8,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, LiftConstantsToInitializersPass
 
 from alula.graphs.passes.attention import DecomposeAttention, head_size
-from alula.graphs.passes.choice import FUSED, HALF, Policy
+from alula.graphs.passes.choice import FUSED, HALF, REGION, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
+from alula.graphs.passes.norms import DecomposeNorms
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.precision import ToBfloat16, ToFloat16
 from alula.graphs.passes.shape import NameAxes, SliceShape
@@ -49,18 +50,23 @@ def tensorrt_passes(
         FoldAffine(),
     ]
     if not whole:
-        passes.append(DecomposeAttention())
+        passes.append(DecomposeAttention(late=halved))
     elif halved:
         passes.append(DecomposeAttention(lambda node: not _has_kernel(node) or _is_kept(node, keep)))
     if precision == "bf16":
         passes.append(ToBfloat16(policy or replace(FUSED, attention=whole), keep))
     elif halved:
         eight = precision.startswith("int8")
-        chosen = policy or replace(HALF, attention=whole, quantised=eight and newest >= _HALF_SCALES_OPSET)
+        chosen = policy or replace(half_policy(opset), quantised=eight and newest >= _HALF_SCALES_OPSET)
         passes.append(ToFloat16(chosen, keep, renamed=eight))
     if opset is not None:
         passes += _older(opset)
     return (*passes, NameAxes())
+
+
+def half_policy(opset: int | None) -> Policy:
+    """What fp16 takes in the graph for an opset, or for the newest TensorRT."""
+    return replace(HALF, attention=True) if opset is None or opset >= _ATTENTION_OPSET else REGION
 
 
 def _older(opset: int) -> list[Pass]:
@@ -68,7 +74,7 @@ def _older(opset: int) -> list[Pass]:
     passes: list[Pass] = [CountByProduct()] if opset < _ATTENTION_OPSET else []
     passes.append(LowerOpset(opset))
     if opset == _OLDEST_OPSET:
-        passes += [FloatWeights(), SliceShape()]
+        passes += [DecomposeNorms(), FloatWeights(), SliceShape()]
     return passes
 
 

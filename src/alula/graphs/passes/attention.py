@@ -25,12 +25,13 @@ _CACHES = frozenset({"past_key", "past_value", "nonpad_kv_seqlen"})
 class DecomposeAttention(InPlacePass):
     """Replaces every Attention by MatMul, Add, Softmax and MatMul; rows that attend to nothing give zeros.
 
-    A constant linear in front of the query takes the scale into its weights. With `which`, those it is true of alone.
+    A constant linear in front of the query takes the scale into its weights; `late` divides the scores instead, which
+    is the form that TensorRT 8.6 has a kernel for. With `which`, those it is true of alone.
     """
 
-    def __init__(self, which: Callable[[ir.Node], bool] = lambda node: True) -> None:
+    def __init__(self, which: Callable[[ir.Node], bool] = lambda node: True, *, late: bool = False) -> None:
         super().__init__()
-        self.which = which
+        self.which, self.late = which, late
 
     def requires(self, model: ir.Model) -> None:
         """No key-value cache, no second output, and head sizes that are known or given by `scale`."""
@@ -44,7 +45,7 @@ class DecomposeAttention(InPlacePass):
         """Rewrite them one by one."""
         nodes = list(filter(self.which, _attentions(model)))
         for node in nodes:
-            _decompose(node)
+            _decompose(node, late=self.late)
         return PassResult(model, bool(nodes))
 
     def ensures(self, model: ir.Model) -> None:
@@ -106,7 +107,7 @@ class _Mask:
     kept_rows: ir.Value | None = None
 
 
-def _decompose(node: ir.Node) -> None:
+def _decompose(node: ir.Node, *, late: bool) -> None:
     edit = Editor(node)
     query, key, value = node.inputs[:3]
     assert query is not None
@@ -114,7 +115,7 @@ def _decompose(node: ir.Node) -> None:
     assert value is not None
     packed = _is_packed(node)
     mask = _mask(edit, query, key)
-    query = _scaled(edit, query, _scale(node))
+    query = query if late else _scaled(edit, query, _scale(node))
     query = _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else query
     if packed or _groups(node) > 1:
         key, value = (_shared_heads(edit, each) for each in (key, value))
@@ -125,7 +126,11 @@ def _decompose(node: ir.Node) -> None:
         )
     else:
         key = edit.op("Transpose", key, perm=[0, 1, 3, 2])
-    context = _attend(edit, edit.op("MatMul", query, key), value, mask)
+    scores = edit.op("MatMul", query, key)
+    if late and _scale(node) != 1.0:
+        assert query.dtype is not None
+        scores = edit.op("Div", scores, edit.number(1 / _scale(node), query.dtype))
+    context = _attend(edit, scores, value, mask)
     if packed:
         context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
         context = edit.op("Reshape", context, edit.ints(0, 0, -1))

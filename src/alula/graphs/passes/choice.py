@@ -49,6 +49,9 @@ FUSED = Policy(bias=True, activation=True, residual=True, scores=True, maps=True
 # and 3.6e-7; EfficientNet-lite0 gives 63 of 64 photographs the class of fp32, open_nsfw 64 of 64; a recogniser
 # (PP-OCRv4) reads 48 of 48 lines the same. Nothing of theirs measures above 200.
 HALF = Policy(bias=True, activation=True, maps=True, tables=True)
+# For TensorRT 8.6, which compiles a transformer as one region and has a kernel for attention where products, softmax
+# and what lies between are all fp16. What a network carries along may outgrow fp16, so its sums are measured with it.
+REGION = replace(HALF, residual=True, scores=True)
 # For compilers with a kernel for attention: TensorRT from 10.14 on, TensorRT-RTX. They refuse `softmax_precision`.
 WHOLE_ATTENTION = replace(HALF, attention=True)
 
@@ -181,6 +184,8 @@ def _keeps_scale(node: ir.Node) -> bool:
 
 
 def _allowed(node: ir.Node, policy: Policy, of_maps: bool) -> bool:
+    if policy.scores and node.op_type == "Div" and is_constant(node.inputs[1]) and _reaches_softmax(node):
+        return True
     if node.op_type in _ACTIVATIONS or node.op_type == "Softmax":
         return policy.scores if node.op_type == "Softmax" else policy.activation
     if of_maps and policy.maps and _keeps_scale(node):
