@@ -169,6 +169,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     traits = traits_of(engine)
     refuse_disobeyed(engine, request.axes, request.compiling, traits)
     precisions = provable(precisions_here(engine, request.precision, traits), request)
+    refuse_without_rows(precisions, request, writes=None)
     opset = opset_here(engine, request.opset, traits)
     choice("calibration", request.calibration, METHODS)
     with progress.phase("read the checkpoint"):
@@ -177,6 +178,9 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         spec = families.describe(checkpoint, request.task, request.pooling, request.inputs, asked)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
+        if spec.writes:
+            precisions = precisions_here(engine, request.precision, traits, writes=True)
+        refuse_without_rows(precisions, request, writes=spec.writes)
         left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
     spec = replace(spec, name=request.name or spec.name)
     data, seen, skip = None, {}, request.skip_bad_rows
@@ -199,7 +203,10 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
 
 
 def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, ...]:
-    """The precisions that can be proved with what is given: eight bits are calibrated and judged on the user's rows."""
+    """The precisions that can be proved with what is given: eight bits are calibrated and judged on the user's rows.
+
+    Weights alone are judged without rows where a model writes text, so those may be all that is left out.
+    """
     if request.data is not None:
         return precisions
     options = {
@@ -210,12 +217,16 @@ def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, .
     for option, given in options.items():
         if given:
             raise InputError(f"{option} says what may be lost on your rows; give them with --data FILE")
-    possible = tuple(p for p in precisions if p not in CALIBRATED and not p.endswith("-mixed"))
-    if not possible:
-        raise InputError(
-            f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
-        )
-    return possible
+    return tuple(p for p in precisions if p not in CALIBRATED and not p.endswith("-mixed"))
+
+
+def refuse_without_rows(precisions: tuple[str, ...], request: BuildRequest, *, writes: bool | None) -> None:
+    """Refuse what nothing is left of; while nobody knows whether the model `writes` text, weights alone may be."""
+    if precisions or (writes is None and "-weights" in request.precision):
+        return
+    raise InputError(
+        f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
+    )
 
 
 def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:
@@ -223,15 +234,20 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     # Not at the top: a bundle from the cache needs none of what writing and compiling import.
     from alula.ladder import Ladder, compiled_only  # noqa: PLC0415
     from alula.rungs import Workshop  # noqa: PLC0415
+    from alula.scripts import rehearse  # noqa: PLC0415
 
     root = resolved.checkpoint.root
-    _copy(root, TOKENIZER_FILES, draft.scratch / "tokenizer")
+    families.write_text_files(resolved.checkpoint, draft.scratch / "tokenizer")
     _copy(root, PROCESSOR_FILES, draft.scratch / "processor")
     promise = _promise(request, resolved)
+    evidence: tuple[Evidence, ...] = ()
+    rehearsed = None
+    asked = resolved.reference, resolved.checkpoint, resolved.spec, resolved.plan.profile
     with progress.phase(f"ask the reference ({resolved.reference})"):
-        evidence = gather(
-            resolved.reference, resolved.checkpoint, resolved.spec, resolved.plan.profile, promise
-        )
+        if resolved.spec.writes:
+            rehearsed = rehearse(*asked, draft.scratch / "tokenizer")
+        else:
+            evidence = gather(*asked, promise)
     calibration = _calibration(request, resolved, promise, progress)
     workshop = Workshop(
         checkpoint=resolved.checkpoint,
@@ -241,6 +257,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         opset=resolved.opset,
         draft=draft,
         evidence=evidence,
+        rehearsed=rehearsed,
         calibration=calibration,
         beyond=_beyond_fp16(resolved, evidence, promise, progress),
     )
@@ -254,14 +271,15 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         model=resolved.spec,
         source=request.model,
         graphs={graph.path.stem: graph for graph in graphs},
-        engines={"encoder": taken.engine},
+        engines=taken.engines,
         rungs=rungs,
         promise=_promised(promise, calibration),
         files=(),
         built_on=machine(),
     )
     rows = [row.as_json() for row in climbed.measured.rows if row.precision == taken.precision]
-    draft.finish(manifest, taken.checks, rows, _stored(evidence[0], taken.precision))
+    stored = rehearsed.stored(STORED_BYTES) if rehearsed else _stored(evidence[0], taken.precision)
+    draft.finish(manifest, taken.checks, rows, stored)
     return climbed.interrupted
 
 
@@ -301,7 +319,7 @@ def _beyond_fp16(
     resolved: Resolved, evidence: tuple[Evidence, ...], promise: Promise | None, progress: Progress
 ) -> frozenset[str]:
     """What does not fit into fp16, by all samples and all of the user's rows."""
-    from alula.graphs import halves  # noqa: PLC0415 - not for a build that comes from the cache
+    from alula.graphs import half_policy, halves  # noqa: PLC0415 - not for a build that comes from the cache
 
     if not any(halves(resolved.engine, precision) for precision in resolved.precisions):
         return frozenset()
@@ -310,7 +328,8 @@ def _beyond_fp16(
     feeds = [sample.feeds for sample in evidence[0].samples]
     with progress.phase("measure what leaves the range of fp16"):
         calls = [*feeds, *(promise.questions if promise else ())]
-        return beyond_fp16(resolved.checkpoint, resolved.spec, calls)
+        policy = half_policy(resolved.engine, resolved.opset)
+        return beyond_fp16(resolved.checkpoint, resolved.spec, calls, policy)
 
 
 def _promised(promise: Promise | None, calibration: Calibration | None) -> dict[str, Any]:
