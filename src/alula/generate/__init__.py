@@ -1,5 +1,6 @@
-"""What generation decides, without any engine: tokens from logits, ends of answers, who runs in a step."""
+"""Answers from logits: tokens chosen, ends found, who runs in a step; and the loop that asks a session for them."""
 
+from alula.generate.loop import Generator, Piece
 from alula.generate.request import Request, Sampling, Stopping, parse_sampling, parse_stopping
 from alula.generate.sampling import Chosen, Seen, choose, distribution, generator
 from alula.generate.scheduler import (
@@ -23,7 +24,9 @@ __all__ = [
     "Chunk",
     "Detokenizer",
     "Entry",
+    "Generator",
     "Limits",
+    "Piece",
     "Request",
     "Sampling",
     "Seen",

@@ -20,8 +20,8 @@ from alula.core.errors import InputError, Overloaded
 class Limits:
     """What one step and the cache hold, and how many sequences may wait.
 
-    `chunk_tokens` is the most of one prompt in one step. Every sequence that runs must find room for its next token
-    in a step, so that no answer stalls.
+    `chunk_tokens` is the most of one prompt in one step, `longest` the most tokens that the engine runs of one
+    sequence. Every sequence that runs must find room for its next token in a step, so that no answer stalls.
     """
 
     sequences: int = 64
@@ -30,15 +30,29 @@ class Limits:
     block_tokens: int = 16
     blocks: int = 4_096
     waiting: int = 1_024
+    longest: int = 2**31
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "step_tokens", "chunk_tokens", "block_tokens", "blocks", "waiting"):
+        for name in (
+            "sequences",
+            "step_tokens",
+            "chunk_tokens",
+            "block_tokens",
+            "blocks",
+            "waiting",
+            "longest",
+        ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
         if self.sequences > self.step_tokens:
             raise InputError(
                 f"step_tokens is {self.step_tokens}; expected at least one for each of {self.sequences} sequences"
             )
+
+    @property
+    def holds(self) -> int:
+        """The most tokens that a prompt and its answer have together; the last one is never run."""
+        return min(self.longest, self.blocks * self.block_tokens) + 1
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks so many tokens take."""
@@ -104,13 +118,14 @@ def entry(id: int, prompt: int, max_tokens: int, deadline: float = inf) -> Entry
 def submit(state: State, limits: Limits, newcomer: Entry) -> State:
     """The state with one more at the end of the line.
 
-    Refuses for good what the cache could never hold, and for now what the line has no room for.
+    Refuses for good what engine or cache could never hold, and for now what the line has no room for.
     """
     assert newcomer.id not in _ids((*state.waiting, *state.running)), f"{newcomer.id} is here already"
-    if limits.blocks_for(newcomer.most) > limits.blocks:
+    if newcomer.most >= limits.holds:
+        which = "the engine runs" if limits.holds > limits.longest else "the cache holds"
         raise InputError(
             f"prompt and max_tokens make {newcomer.most + 1} tokens; "
-            f"expected at most {limits.blocks * limits.block_tokens + 1}, which is what the cache holds for one"
+            f"expected at most {limits.holds}, which is what {which} for one"
         )
     if len(state.waiting) >= limits.waiting:
         raise Overloaded(f"{len(state.waiting)} sequences are waiting")
