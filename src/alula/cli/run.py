@@ -13,6 +13,7 @@ import typer
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json, print_rows
 from alula.cli.feeds import check_feeds, show_outputs
+from alula.cli.writing import Writing, check_writing, write
 from alula.codecs import (
     Row,
     TextCodec,
@@ -40,16 +41,52 @@ def run(
     image: list[Path] = typer.Option(
         [], help="An image's file, for models that read images; can be repeated."
     ),
+    prompt: list[str] = typer.Option(
+        [], help='For models that write text: what to answer, "-" for stdin; can be repeated.'
+    ),
+    chat: bool | None = typer.Option(
+        None,
+        "--chat/--no-chat",
+        help="Whether --prompt is a message of a chat; by default where the checkpoint has a template.",
+        show_default=False,
+    ),
+    system: str | None = typer.Option(None, help="What a chat begins with."),
+    max_tokens: int | None = typer.Option(None, help="The most tokens of an answer; by default what fits."),
+    temperature: float | None = typer.Option(
+        None,
+        help="0 takes the best token; by default as generation_config.json has it, 0 if it says nothing.",
+    ),
+    top_p: float | None = typer.Option(None, help="Draw from the best that are this probable together."),
+    top_k: int | None = typer.Option(None, help="Draw from so many of the best."),
+    seed: int | None = typer.Option(None, help="Draw the same way each time."),
+    stop: list[str] = typer.Option([], help="End before this text; can be repeated."),
     feeds: Path | None = typer.Option(
         None, metavar="FILE", help="For ONNX files: arrays by input, as .npz, or .npy for a single input."
     ),
     out: Path | None = typer.Option(None, metavar="FILE", help="Write what --feeds gives as .npz."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
-    """Run a bundle once on texts, images or arrays given on the command line."""
+    """Run a bundle once on texts, prompts, images or arrays given on the command line."""
     opened = Bundle.open(bundle)
+    reading = any([text, query, question, context, image])
+    writing = Writing(
+        prompts=prompt,
+        system=system,
+        chat=chat,
+        body={
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "seed": seed,
+            "stop": stop or None,
+        },
+    )
+    if opened.model.writes or writing.given:
+        check_writing(opened, writing, others=reading or feeds is not None or out is not None)
+        return write(opened, writing, as_json=as_json)
     if opened.model.task == TENSORS or feeds or out:
-        check_feeds(opened, feeds, out, others=any([text, query, question, context, image]))
+        check_feeds(opened, feeds, out, others=reading)
         assert feeds is not None
         show_outputs(opened, feeds, out, as_json=as_json)
         return 0
