@@ -201,6 +201,16 @@ def test_greedy_takes_the_best_token_each_time() -> None:
     assert told.ends == [("length", None, "")]
 
 
+def test_what_was_answered_counts_for_penalties() -> None:
+    request = replace(greedy(5, 6, most=14), sampling=Sampling(temperature=0, frequency_penalty=2))
+    history = [5, 6]
+    for chosen in alone(request).tokens:
+        counts = np.bincount(history[2:], minlength=VOCABULARY)
+        assert chosen.token == int(np.argmax(logits(history) - 2 * counts))
+        history.append(chosen.token)
+    assert history[2:] != [chosen.token for chosen in alone(greedy(5, 6, most=14)).tokens]
+
+
 def test_an_answer_ends_at_any_of_its_end_tokens_or_at_a_stop_string() -> None:
     free = alone(greedy(5, 6, most=8))
     tokens = [chosen.token for chosen in free.tokens]
