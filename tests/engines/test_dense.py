@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_writers import HEADS, POISON, SIZE, VOCABULARY, decode, parts
 
-from alula.core.decoding import Logits, Room, Work
-from alula.core.engine import Session
+from alula.core.decoding import Cost, Logits, Room, Work
+from alula.core.engine import Engine, Plan, Session
 from alula.core.errors import InputError, RunError
+from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
+from alula.engines import cache_cost
 from alula.engines.dense import Dense, Loaded
 from alula.engines.rows import Rows, partition, side_by_side
 
@@ -404,3 +407,23 @@ def test_the_poison_works() -> None:
     values: NDArray[np.float32] = whole([3, POISON, 4])
     assert np.isnan(values).all()
     assert not np.isnan(whole([3, 4])).any()
+
+
+def test_a_cache_costs_twice_its_arrays_and_a_source_as_long_as_it_may_be() -> None:
+    part = parts(reads=True)["decoder"]
+    graph = Graph(
+        path=Path("graph.onnx"),
+        digest="0" * 64,
+        opset=23,
+        nodes=1,
+        precision="fp32",
+        inputs=part.session.inputs,
+        outputs=part.session.outputs,
+    )
+    engine = Engine(
+        backend="fake", target="fake 1", path=Path("engine"), graph=graph, plan=Plan(profile=part.profile)
+    )
+    pair = 2 * HEADS * SIZE * 4
+    assert cache_cost({"decoder": engine}) == Cost(token_bytes=2 * pair, sequence_bytes=2 * pair * 24)
+    alone = replace(graph, inputs=parts()["decoder"].session.inputs)
+    assert cache_cost({"decoder": replace(engine, graph=alone)}) == Cost(token_bytes=2 * pair)

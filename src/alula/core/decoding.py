@@ -32,6 +32,14 @@ class Room:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """The bytes that a session takes of memory for every token in its cache, and for every sequence besides."""
+
+    token_bytes: int
+    sequence_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """Tokens to run behind what the session holds of a sequence; `answers` where the logits of the last are wanted."""
 

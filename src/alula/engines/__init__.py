@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
-from alula.core.decoding import Decoding, Room
+from alula.core.decoding import Cost, Decoding, Room
 from alula.core.engine import Backend, Engine, Traits
 from alula.core.errors import InputError, MissingExtraError
 
@@ -17,6 +17,7 @@ __all__ = [
     "BACKENDS",
     "TARGETS",
     "backend",
+    "cache_cost",
     "extra_of",
     "importable",
     "open_decoding",
@@ -102,6 +103,13 @@ def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0
         dense = Dense(parts, room)
         opened.pop_all()
     return dense
+
+
+def cache_cost(engines: Mapping[str, Engine]) -> Cost:
+    """What the cache of the session takes that `open_decoding` gives for these engines."""
+    from alula.engines.dense import cost  # noqa: PLC0415 - likewise
+
+    return cost(engines)
 
 
 def traits(name: str) -> Traits:

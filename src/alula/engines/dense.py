@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
-from alula.core.decoding import NOTHING_GIVEN, Logits, Room, Work
-from alula.core.engine import Session
+from alula.core.decoding import NOTHING_GIVEN, Cost, Logits, Room, Work
+from alula.core.engine import Engine, Session
 from alula.core.errors import InputError, RunError
 from alula.core.profile import Profile
 from alula.core.tensor import Array, Feeds, TensorSpec
@@ -32,11 +32,7 @@ class Loaded:
 
 
 class Dense:
-    """Sequences in rows of arrays; an encoder before the decoder runs once for each.
-
-    With several sequences in a call the cache takes up to twice what its tokens take: what the call is given lies
-    beside what it gives.
-    """
+    """Sequences in rows of arrays; an encoder before the decoder runs once for each."""
 
     def __init__(self, parts: Mapping[str, Loaded], room: Room) -> None:
         if set(parts) not in PARTS:
@@ -277,6 +273,26 @@ class Dense:
         if self._cross:
             sizes["source"] = source
         return {axis: size for axis, size in sizes.items() if size is not None}
+
+
+def cost(engines: Mapping[str, Engine]) -> Cost:
+    """What the cache of a dense session takes.
+
+    Twice its arrays: what a call is given lies beside what it gives, as rows do beside those they are copied from. A
+    source is reckoned as long as the engine takes it.
+    """
+    decoder = engines[DECODER]
+    past, cross = _caches(decoder.inputs, "past"), _caches(decoder.inputs, CROSS)
+    longest = decoder.plan.profile.axes["source"].max if cross else 0
+    return Cost(
+        token_bytes=2 * sum(_bytes(spec, 1) for spec in past),
+        sequence_bytes=2 * sum(_bytes(spec, longest) for spec in cross),
+    )
+
+
+def _bytes(spec: TensorSpec, places: int) -> int:
+    """What one row of keys or values takes."""
+    return prod(spec.sized({"batch": 1, "past": places, "source": places})) * np.dtype(spec.dtype).itemsize
 
 
 def _caches(inputs: Sequence[TensorSpec], kind: str) -> tuple[TensorSpec, ...]:
