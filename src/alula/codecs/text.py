@@ -21,6 +21,8 @@ LONG = 4_000
 
 # In the order of transformers, which says what becomes of " 's ' s".
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+# Their beginnings; and an apostrophe, the space behind which may be gone already.
+_UNSETTLED = (*sorted({spaced[:end] for spaced in _SPACED for end in range(1, len(spaced))}), "'")
 
 
 class TextCodec:
@@ -107,6 +109,15 @@ class TextCodec:
         """The text of tokens, special ones left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return _tidied(text) if self._tidies else text
+
+    @property
+    def unsettled(self) -> tuple[str, ...]:
+        """The ends of a text that `decode` may give otherwise once more tokens have come."""
+        return _UNSETTLED if self._tidies else ()
+
+    def called(self, token: int) -> str:
+        """A token by its name in the vocabulary, which special ones have too."""
+        return self._tokenizer.id_to_token(token) or f"<{token}>"
 
     def collate(self, rows: Sequence[Row], length: int | None = None) -> Feeds:
         """The rows as one padded batch."""

@@ -75,10 +75,13 @@ class Generator:
     """Answers many requests at once on one session, which it owns. One owner at a time.
 
     What a sequence gets does not depend on who runs beside it: `step` runs a chunk of some prompts and a token of
-    everybody else, and what had to make room is run again later without a word being lost or said twice.
+    everybody else, and what had to make room is run again later without a word being lost or said twice. `unsettled`
+    are the ends of a text that `decode` may change once more has come.
     """
 
-    def __init__(self, session: Decoding, limits: Limits, decode: Decode) -> None:
+    def __init__(
+        self, session: Decoding, limits: Limits, decode: Decode, unsettled: Sequence[str] = ()
+    ) -> None:
         room = session.room
         apart = limits.block_tokens != room.block_tokens
         if apart or limits.sequences > room.sequences or limits.blocks > room.blocks:
@@ -91,6 +94,7 @@ class Generator:
         self.preempted = 0
         self._session = session
         self._decode = decode
+        self._unsettled = unsettled
         self._sequences: dict[int, _Sequence] = {}
         self._closed = False
 
@@ -119,7 +123,7 @@ class Generator:
         self._sequences[id] = _Sequence(
             request=request,
             given=given or request.given,
-            answer=Answer(request.stopping, self._decode),
+            answer=Answer(request.stopping, self._decode, self._unsettled),
             seen=Seen(vocabulary, request.prompt),
         )
 

@@ -21,11 +21,13 @@ class Detokenizer:
     """Text as tokens come, whole characters only.
 
     What is decoded at a time are the last few tokens, however long the answer is: those whose text is out, since a
-    tokenizer may treat the first token otherwise, and those that wait for the rest of a character.
+    tokenizer may treat the first token otherwise, and those that wait for the rest of a character. A text that ends as
+    one of `unsettled` does waits too: what comes next may change it.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, unsettled: Sequence[str] = ()) -> None:
         self._decode = decode
+        self._open = (_UNFINISHED, *unsettled)
         self._shown: list[int] = []
         self._shown_text = ""
         self._pending: list[int] = []
@@ -34,7 +36,7 @@ class Detokenizer:
         """The text that this token completes; nothing while a character is open."""
         self._pending.append(token)
         text = self._decode(self._shown + self._pending)
-        if text.endswith(_UNFINISHED):
+        if text.endswith(self._open):
             return self._give_up() if len(self._pending) > _MAX_PENDING else ""
         if len(self._pending) == 1 and text == self._shown_text:
             self._pending.clear()  # a token without text, which would push the others out of the window
@@ -123,9 +125,9 @@ class Answer:
     An end token counts as a token and has no text. `stopped_by` is the end token or stop string that ended it.
     """
 
-    def __init__(self, stopping: Stopping, decode: Decode) -> None:
+    def __init__(self, stopping: Stopping, decode: Decode, unsettled: Sequence[str] = ()) -> None:
         self._stopping = stopping
-        self._text = Detokenizer(decode)
+        self._text = Detokenizer(decode, unsettled)
         self._stops = StopStrings(stopping.stop)
         self.tokens: list[int] = []
         self.ending: Ending | None = None
