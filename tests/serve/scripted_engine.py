@@ -8,16 +8,22 @@ import time
 from pathlib import Path
 
 import numpy as np
+import parrot
+from parrot import Parrot
 
 from alula.bundles import Bundle
+from alula.core.decoding import Room
 from alula.core.engine import Session
 from alula.core.errors import DeviceLostError, InputError, RunError
 from alula.core.tensor import Array, Feeds
 from alula.engines import fake
+from alula.generate import Generator, Limits
 from alula.serve.engine_process import main
+from alula.serve.process import Opening
 
 ACTS = ("slow", "hang", "crash", "nan", "wrong", "broken", "bug", "lost")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "hello", "world", "rome", "lives", *ACTS)
+BLOCK_TOKENS = 8
 IDS = {word: at for at, word in enumerate(WORDS)}
 
 
@@ -60,12 +66,29 @@ def outputs(feeds: Feeds) -> Feeds:
     }
 
 
-def opener(root: Path, threads: int, prove_files: bool) -> Session:
+def writing(opening: Opening) -> Generator:
+    """A parrot, in a cache that `cache_bytes` makes a token a byte large."""
+    blocks = (opening.cache_bytes or 65_536) // BLOCK_TOKENS
+    limits = Limits(
+        sequences=opening.sequences,
+        step_tokens=max(64, opening.sequences),
+        chunk_tokens=48,
+        block_tokens=BLOCK_TOKENS,
+        blocks=blocks,
+        waiting=opening.taken,
+    )
+    room = Room(sequences=limits.sequences, blocks=limits.blocks, block_tokens=limits.block_tokens)
+    return Generator(Parrot(room), limits, parrot.tokenizer().decode)
+
+
+def opener(root: Path, opening: Opening) -> Session | Generator:
     if os.environ.get("SCRIPTED_REFUSES"):
         raise InputError(f"{root}: the script refuses")
     if os.environ.get("SCRIPTED_DIES"):
         os._exit(7)
     bundle = Bundle.open(root)
+    if bundle.model.writes:
+        return writing(opening)
     engine = bundle.engine("encoder")
     named = {"reranking": {"logits": "score"}, "token-classification": {"logits": "tokens"}}
     names = named.get(bundle.model.task, {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import parrot
 import scripted_engine
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -142,6 +143,65 @@ def make_bundle(
     return to
 
 
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}|"
+
+
+def make_writer(
+    to: Path,
+    task: str = "text-generation",
+    *,
+    name: str = "",
+    chat: bool = True,
+    max_length: int = 512,
+) -> Path:
+    """A bundle whose scripted engine is a parrot; the fake engine in it is never opened."""
+    encodes = task == "text2text-generation"
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "length", parrot.VOCABULARY))
+    parts = ("encoder", "cross", "decoder") if encodes else ("decoder",)
+    model = replace(
+        spec("embeddings"),
+        name=name or f"tiny/{task}",
+        task=task,
+        parts=tuple(Part(name=part, inputs=(ids,), outputs=(logits,)) for part in parts),
+        max_length=max_length,
+        vocab_size=parrot.VOCABULARY,
+        end_ids=(parrot.END,),
+        start_id=parrot.START if encodes else -1,
+    )
+    profile = Profile({"batch": Range(1, 1, 4), "length": Range(1, 8, max_length)})
+    with writing(to) as draft:
+        graphs, engines = {}, {}
+        for part in parts:
+            path = draft.graph_path(part, "fp32")
+            path.write_bytes(b"no graph")
+            graph = Graph(
+                path=path,
+                digest="0" * 64,
+                opset=23,
+                nodes=1,
+                precision="fp32",
+                inputs=(ids,),
+                outputs=(logits,),
+            )
+            graphs[path.stem] = graph
+            engines[part] = backend("fake").compile(
+                graph, Plan(profile=profile), draft.engine_path(part, "fake")
+            )
+        folder = draft.scratch / "tokenizer"
+        folder.mkdir()
+        parrot.tokenizer().save(str(folder / "tokenizer.json"))
+        if chat:
+            (folder / "chat_template.jinja").write_text(TEMPLATE)
+        manifest = Manifest(
+            model=model, source="tests", graphs=graphs, engines=engines, rungs=(), files=(), built_on={}
+        )
+        feeds = {"input_ids": np.array([[1, 2]], np.int64)}
+        outputs = {"logits": np.zeros((1, 2, parrot.VOCABULARY), np.float32)}
+        draft.finish(manifest, (PASSED,), (), Stored(reference="pytorch", feeds=(feeds,), outputs=(outputs,)))
+    return to
+
+
 SERVE = """
 import json, os, resource, sys
 from pathlib import Path
@@ -236,6 +296,15 @@ def refused(bundles: list[Path], env: dict[str, str] | None = None, **options: A
     assert out == ""
     assert process.returncode == 1
     return err
+
+
+def metric(server: Running, name: str, **labels: str) -> float:
+    """The value of the first series of a name that has these labels; 0 if there is none."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    for line in server.client.get("/metrics").text.splitlines():
+        if line.startswith((name + "{", name + " ")) and all(label in line for label in wanted):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
 
 
 def wait_until(true: Callable[[], bool], within_s: float = 10) -> None:

@@ -137,7 +137,7 @@ def test_rerank_puts_the_best_text_first(server: Running) -> None:
 def test_what_is_served_is_told(server: Running) -> None:
     ids = [one["id"] for one in server.get("/v1/models")["data"]]
     assert "tiny/embeddings" in ids
-    assert len(ids) == 5
+    assert len(ids) == 6
     info = server.get("/info")
     assert info["model_id"] == ids[0]
     assert info["max_input_length"] == 48
@@ -180,7 +180,10 @@ def taken(server: Running, path: str, body: dict[str, Any], inside: str = "") ->
 def test_the_document_lists_every_field_the_parsers_take_and_no_other(server: Running) -> None:
     answer = {"question": "a", "context": "b", "model": "tiny/question-answering"}
     entity = {"inputs": "a", "model": "tiny/token-classification"}
+    chat = {"messages": [{"role": "user", "content": "a"}]}
     found = {
+        "/v1/chat/completions": taken(server, "/v1/chat/completions", chat),
+        "/v1/completions": taken(server, "/v1/completions", {"prompt": "a|"}),
         "/v1/embeddings": taken(server, "/v1/embeddings", {"input": "a"}),
         "/embed": taken(server, "/embed", {"inputs": "a"}),
         "/rerank": taken(server, "/rerank", {"query": "a", "texts": ["b"]}),

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import served
-from served import PASSED, Running, alive, gated, refused, running, wait_until
+from served import PASSED, Running, alive, gated, metric, refused, running, wait_until
 
 from alula.core.check import Check
 from alula.core.profile import Range
@@ -44,13 +44,6 @@ def later(server: Running, text: str, answers: list[Any]) -> threading.Thread:
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
-
-
-def metric(server: Running, name: str) -> float:
-    for line in server.client.get("/metrics").text.splitlines():
-        if line.startswith((name + "{", name + " ")):
-            return float(line.rsplit(" ", 1)[1])
-    return 0.0
 
 
 def test_requests_that_arrive_together_run_together_and_get_their_own_answers(

@@ -7,14 +7,23 @@ import pytest
 import served
 
 from alula.bundles import Bundle
+from alula.core.engine import Session
 from alula.core.errors import EngineError, InputError
 from alula.core.tensor import Feeds
 from alula.engines import fake
+from alula.generate import Generator
 from alula.serve.opening import alike, open_bundle, prove
+from alula.serve.process import Opening
+
+
+def open_session(root: Path, *, again: bool = False) -> Session:
+    opened = open_bundle(root, Opening(threads=1, again=again))
+    assert not isinstance(opened, Generator)
+    return opened
 
 
 def test_an_opened_bundle_has_answered_as_its_reference_did(tmp_path: Path) -> None:
-    session = open_bundle(served.make_bundle(tmp_path / "one"), 1, False)
+    session = open_session(served.make_bundle(tmp_path / "one"))
     ids = np.array([[2, 4, 3]], dtype=np.int64)
     outputs = session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
     assert outputs["embedding"].tolist() == [[9.0] * 4]
@@ -28,13 +37,13 @@ def test_a_bundle_that_answers_otherwise_than_its_reference_is_refused(
     with pytest.raises(
         EngineError, match=r"on this machine 'embedding' has cosine .* to the stored reference"
     ):
-        open_bundle(root, 1, False)
+        open_session(root)
 
 
 def test_a_stored_reference_with_nan_is_named_as_what_it_is(tmp_path: Path) -> None:
     root = served.make_bundle(tmp_path / "one", reference=np.nan)
     with pytest.raises(EngineError, match="the stored reference has NaN or infinity for 'embedding'"):
-        open_bundle(root, 1, False)
+        open_session(root)
 
 
 @pytest.mark.parametrize("reference", [None, np.nan])
@@ -56,9 +65,9 @@ def test_an_engine_that_gives_nan_is_told_from_one_that_this_machine_makes_wrong
 def test_a_later_start_proves_the_files_first(tmp_path: Path) -> None:
     root = served.make_bundle(tmp_path / "one")
     (root / "graphs" / "encoder.fp32.onnx").write_bytes(b"no GRAPH")
-    open_bundle(root, 1, False).close()
+    open_session(root).close()
     with pytest.raises(InputError, match="was changed since the bundle was built"):
-        open_bundle(root, 1, True)
+        open_session(root, again=True)
 
 
 def test_an_engine_of_another_machine_is_compiled_again(
@@ -66,7 +75,7 @@ def test_an_engine_of_another_machine_is_compiled_again(
 ) -> None:
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
     root = served.make_bundle(tmp_path / "one", target="fake 0 on a cpu of long ago")
-    assert open_bundle(root, 1, False).outputs[0].name == "embedding"
+    assert open_session(root).outputs[0].name == "embedding"
 
 
 def test_what_an_engine_says_about_padding_is_not_compared(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from alula.core.units import parse_bytes
 from alula.core.words import choice
 
 
@@ -19,6 +20,14 @@ def serve(
     max_client_batch: int = typer.Option(512, min=1, help="Items one request may bring."),
     max_batch_tokens: int = typer.Option(16_384, min=1, help="Padded tokens of one engine call."),
     max_waiting_rows: int = typer.Option(1_024, min=1, help="Rows that may wait per model; beyond that 429."),
+    cache: str | None = typer.Option(
+        None, help="Writing: memory for keys and values per model, such as 2GiB.", show_default="what fits"
+    ),
+    max_sequences: int = typer.Option(32, min=1, help="Writing: answers at once per model."),
+    max_waiting: int = typer.Option(256, min=1, help="Writing: answers that may wait; beyond that 429."),
+    answer_timeout_s: float = typer.Option(
+        600.0, min=0.001, help="Writing: seconds an answer may take, waiting included."
+    ),
     max_body_bytes: int = typer.Option(2_000_000, min=1, help="Size of a request's body."),
     max_connections: int = typer.Option(1_000, min=1, help="Connections at once; beyond that 503."),
     body_timeout_s: float = typer.Option(
@@ -42,6 +51,10 @@ def serve(
         max_client_batch=max_client_batch,
         max_batch_tokens=max_batch_tokens,
         max_waiting_rows=max_waiting_rows,
+        cache_bytes=None if cache is None else parse_bytes("--cache", cache),
+        max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        answer_timeout_s=answer_timeout_s,
         max_body_bytes=max_body_bytes,
         max_connections=max_connections,
         body_timeout_s=body_timeout_s,

@@ -15,7 +15,8 @@ from alula.core.errors import InputError
 from alula.core.tensor import Feeds
 from alula.serve import bodies
 from alula.serve.bodies import Fields, Pair
-from alula.serve.service import Catalogue, Service
+from alula.serve.catalogue import Catalogue
+from alula.serve.service import Service
 
 EMBEDDINGS = ("embeddings",)
 PREDICTIONS = ("sequence-classification", "token-classification", "question-answering")
@@ -24,7 +25,7 @@ RERANKING = ("reranking",)
 
 async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
     """`POST /v1/embeddings`, as OpenAI has it."""
-    service = catalogue.pick(EMBEDDINGS, fields.maybe("model", str))
+    service = catalogue.pick(Service, EMBEDDINGS, fields.maybe("model", str))
     given = bodies.inputs(fields.any("input"), "input")
     encoding = fields.word("encoding_format", ("float", "base64"))
     dimensions = fields.maybe("dimensions", int)
@@ -49,7 +50,7 @@ async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
 
 async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
     """`POST /embed`, as text-embeddings-inference has it."""
-    service = catalogue.pick(EMBEDDINGS, fields.maybe("model", str))
+    service = catalogue.pick(Service, EMBEDDINGS, fields.maybe("model", str))
     given = bodies.texts(fields.any("inputs"), "inputs")
     truncate = _truncate(fields)
     normalize = fields.get("normalize", bool, default=True)
@@ -68,7 +69,7 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
 
 async def predict(catalogue: Catalogue, fields: Fields) -> Any:
     """`POST /predict`: what the picked model's task makes of the inputs."""
-    service = catalogue.pick(PREDICTIONS, fields.maybe("model", str))
+    service = catalogue.pick(Service, PREDICTIONS, fields.maybe("model", str))
     return await PREDICT[service.spec.task](service, fields)
 
 
@@ -141,7 +142,7 @@ PREDICT: dict[str, Callable[[Service, Fields], Any]] = {
 
 async def rerank(catalogue: Catalogue, fields: Fields) -> list[dict[str, Any]]:
     """`POST /rerank`, as text-embeddings-inference has it: the best text first."""
-    service = catalogue.pick(RERANKING, fields.maybe("model", str))
+    service = catalogue.pick(Service, RERANKING, fields.maybe("model", str))
     query = fields.get("query", str)
     given = bodies.texts(fields.get("texts", list), "texts")
     raw = fields.get("raw_scores", bool, default=False)

@@ -14,22 +14,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, openapi
+from alula.serve import answering, bodies, openapi, written
 from alula.serve.bodies import Fields
+from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Failure, failure_of
+from alula.serve.events import Events, EventStream
 from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed
 from alula.serve.server import Server
-from alula.serve.service import Catalogue
 
 Answer: TypeAlias = Callable[[Catalogue, Fields], Awaitable[Any]]
 
 CLIENT_GONE = 499
+GONE = object()
 
 MODEL = "/v1/models/{model:path}"
 
 ANSWERS: dict[str, Answer] = {
+    "/v1/chat/completions": written.chat,
+    "/v1/completions": written.completion,
     "/v1/embeddings": answering.embeddings,
     "/embed": answering.embed,
     "/predict": answering.predict,
@@ -78,26 +82,31 @@ def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Aw
             server.gate.enter()
         except Exception as error:
             return refusal(failure_of(error), path)
+        leave: Callable[[], None] | None = server.gate.leave
         try:
             fields = Fields(bodies.parse(body))
-            return await _unless_gone(request, answer(server.catalogue, fields))
+            value = await _unless_gone(request, answer(server.catalogue, fields))
+            if isinstance(value, Events):
+                stream = EventStream(value, server.gate.leave)
+                leave = None  # the request is answered once the stream has ended
+                return stream
+            return reply(value) if value is not GONE else Response(status_code=CLIENT_GONE)
         except Exception as error:  # the edge of the process: whatever it is becomes an answer
             return refusal(failure_of(error), path)
         finally:
-            server.gate.leave()
+            if leave:
+                leave()
 
     return endpoint
 
 
-async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Response:
-    """The answer, or nothing more done for a client who left."""
+async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Any:
+    """The answer; or `GONE`, and nothing more is done for a client who left."""
     work = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return reply(work.result())
-        return Response(status_code=CLIENT_GONE)
+        return work.result() if work.done() else GONE
     finally:
         work.cancel()
         leaving.cancel()

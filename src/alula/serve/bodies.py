@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -86,6 +86,7 @@ class Fields:
         self._raw = {key: value for key, value in raw.items() if value is not None}
         self._where = where
         self._asked: set[str] = set()
+        self._untold: set[str] = set()
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The field as a `kind`, or the default; without one it must be there."""
@@ -122,6 +123,13 @@ class Fields:
             raise InputError(f"{self._where}{key} is missing")
         return self._raw[key]
 
+    def some(self, keys: Iterable[str], *, told: bool = True) -> dict[str, Any]:
+        """Those of the fields that are there, for another reader who checks them; `told` are those of use here."""
+        self._asked.update(keys)
+        if not told:
+            self._untold.update(keys)
+        return {key: self._raw[key] for key in keys if key in self._raw}
+
     def within(self, key: str) -> Fields:
         """The fields of an object in a field; empty where it is left out."""
         return Fields(self.maybe(key, dict) or {}, f"{self._where}{key}.")
@@ -129,9 +137,8 @@ class Fields:
     def done(self) -> None:
         """Refuse fields that nobody asked for: an option that is ignored is a wrong answer."""
         if unknown := sorted(set(self._raw) - self._asked):
-            raise InputError(
-                f"unknown field {self._where}{unknown[0]}; this endpoint takes {', '.join(sorted(self._asked))}"
-            )
+            takes = ", ".join(sorted(self._asked - self._untold))
+            raise InputError(f"unknown field {self._where}{unknown[0]}; this endpoint takes {takes}")
 
 
 def texts(value: Any, key: str) -> list[str]:

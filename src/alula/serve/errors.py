@@ -17,10 +17,11 @@ RETRY_AFTER_S = "1"
 class Refused(InputError):  # noqa: N818 - like Overloaded, what happened to a request
     """A request that is refused with a status of its own."""
 
-    def __init__(self, what: str, *, status: int, code: str | None = None) -> None:
+    def __init__(self, what: str, *, status: int, code: str | None = None, param: str | None = None) -> None:
         super().__init__(what)
         self.status = status
         self.code = code
+        self.param = param
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +32,14 @@ class Failure:
     kind: str
     message: str
     code: str | None = None
+    param: str | None = None
 
     def body(self, *, openai: bool) -> dict[str, Any]:
         """The JSON to send."""
         if not openai:
             return {"error": self.message, "error_type": self.kind}
         kind = "invalid_request_error" if self.kind == "validation" else f"{self.kind}_error"
-        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": None}}
+        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -51,9 +53,7 @@ def failure_of(error: Exception) -> Failure:
     """The HTTP side of an error; one that nobody foresaw is logged and says nothing of our insides."""
     message = str(error)
     if isinstance(error, InputError):
-        status = error.status if isinstance(error, Refused) else 400
-        code = error.code if isinstance(error, Refused) else None
-        return Failure(status=status, kind="validation", message=message, code=code)
+        return _refusal(error)
     if isinstance(error, Overloaded):
         if error.draining:
             return Failure(status=503, kind="unhealthy", message=message, code="unavailable")
@@ -65,3 +65,10 @@ def failure_of(error: Exception) -> Failure:
         return Failure(status=500, kind="backend", message=message, code="engine_error")
     log.error("request failed", exc_info=error)
     return Failure(status=500, kind="backend", message="internal error; the server's log has more")
+
+
+def _refusal(error: InputError) -> Failure:
+    if not isinstance(error, Refused):
+        return Failure(status=400, kind="validation", message=str(error))
+    kind = "validation" if error.status < 500 else "timeout"
+    return Failure(status=error.status, kind=kind, message=str(error), code=error.code, param=error.param)

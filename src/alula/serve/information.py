@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from alula import __version__
-from alula.serve.opening import PART
+from alula.serve.catalogue import Served
 from alula.serve.server import Server
-from alula.serve.service import Service
 
 
 def models(server: Server) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def model(server: Server, name: str) -> dict[str, Any]:
     return _model(server.catalogue.named(name))
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Served) -> dict[str, Any]:
     return {"id": service.name, "object": "model", "created": 0, "owned_by": "alula"}
 
 
@@ -45,18 +44,19 @@ def info(server: Server) -> dict[str, Any]:
     }
 
 
-def _described(service: Service) -> dict[str, Any]:
-    engine = service.bundle.engine(PART)
+def _described(service: Served) -> dict[str, Any]:
+    spec, bundle = service.spec, service.bundle
+    engine = bundle.engine(spec.parts[-1].name)
     return {
         "id": service.name,
-        "revision": service.spec.revision,
-        "task": service.spec.task,
-        "architecture": service.spec.architecture,
+        "revision": spec.revision,
+        "task": spec.task,
+        "architecture": spec.architecture,
         "engine": engine.backend,
         "precision": engine.graph.precision,
         "built_for": engine.target,
-        "verified": service.bundle.verified,
-        "max_input_length": service.spec.max_length,
-        "max_batch_rows": service.policy.max_rows,
-        "labels": list(service.spec.labels),
+        "verified": bundle.verified,
+        "max_input_length": spec.max_length,
+        **service.limits,
+        "labels": list(spec.labels),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,15 +13,16 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from alula.batching import Ran
+from alula.serve.sequences import Load
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -78,6 +79,27 @@ class Metrics:
         self._failed = Counter(
             "alula_batches_failed", "Batches without an answer", ["model"], registry=registry
         )
+        self._first_token = Histogram(
+            "alula_time_to_first_token_seconds",
+            "From a request's admission to the first token of an answer",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._per_token = Histogram(
+            "alula_time_per_token_seconds",
+            "From one token of an answer to the next",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "alula_prompt_tokens", "Tokens of admitted prompts", ["model"], registry=registry
+        )
+        self._generated = Counter("alula_generated_tokens", "Tokens written", ["model"], registry=registry)
+        self._cancelled = Counter(
+            "alula_answers_cancelled", "Answers that nobody waited for any more", ["model"], registry=registry
+        )
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """One request was answered."""
@@ -102,6 +124,22 @@ class Metrics:
         else:
             self._tokens.labels(model).inc(ran.tokens)
 
+    def prompts(self, model: str, tokens: int) -> None:
+        """Prompts of so many tokens were admitted."""
+        self._prompt_tokens.labels(model).inc(tokens)
+
+    def written(self, model: str, tokens: int, seconds: float, *, first: bool) -> None:
+        """So many tokens of one answer came so long after those before, or, the first ones, after the admission."""
+        self._generated.labels(model).inc(tokens)
+        if first:
+            self._first_token.labels(model).observe(seconds)
+        else:
+            self._per_token.labels(model).observe(seconds / tokens)
+
+    def cancelled(self, model: str, answers: int) -> None:
+        """So many answers were cancelled."""
+        self._cancelled.labels(model).inc(answers)
+
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(f"alula_{name}", what, registry=self.registry).set_function(value)
@@ -109,6 +147,10 @@ class Metrics:
     def count(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A counter that is read when it is asked for; its name ends in `_total`."""
         self.registry.register(_Counted(f"alula_{name}", what, value))
+
+    def loads(self, value: Callable[[], Mapping[str, Load]]) -> None:
+        """What models that write have to do, by their names, read when it is asked for."""
+        self.registry.register(_Loads(value))
 
     def text(self) -> bytes:
         """Everything, as Prometheus reads it."""
@@ -123,3 +165,25 @@ class _Counted(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(self._name, self._what, value=self._value())
+
+
+class _Loads(Collector):
+    def __init__(self, value: Callable[[], Mapping[str, Load]]) -> None:
+        self._value = value
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        loads = self._value()
+        running = GaugeMetricFamily("alula_answers_running", "Answers being written", labels=["model"])
+        waiting = GaugeMetricFamily("alula_answers_waiting", "Answers in the line", labels=["model"])
+        used = GaugeMetricFamily(
+            "alula_cache_used_ratio", "Share of the cache of keys and values that is taken", labels=["model"]
+        )
+        preempted = CounterMetricFamily(
+            "alula_answers_preempted", "Times an answer had to go back to the line", labels=["model"]
+        )
+        for name, load in loads.items():
+            running.add_metric([name], load.running)
+            waiting.add_metric([name], load.waiting)
+            used.add_metric([name], load.blocks / max(load.all_blocks, 1))
+            preempted.add_metric([name], load.preempted)
+        yield from (running, waiting, used, preempted)

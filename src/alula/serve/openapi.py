@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from alula import __version__
+from alula.serve import openapi_writing
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
@@ -33,6 +34,18 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "alula", "version": __version__},
         "paths": {
+            "/v1/chat/completions": _post(
+                "The next message of a conversation, as OpenAI has it",
+                openapi_writing.CHAT,
+                ["messages"],
+                openapi_writing.CHAT_EXAMPLE,
+            ),
+            "/v1/completions": _post(
+                "How texts go on, as OpenAI has it; or what an encoder-decoder makes of them",
+                openapi_writing.COMPLETION,
+                ["prompt"],
+                openapi_writing.COMPLETION_EXAMPLE,
+            ),
             "/v1/embeddings": _post(
                 "Embeddings, as OpenAI has them",
                 {
@@ -123,6 +136,7 @@ def _post(
         "413": _answer("body or batch too large"),
         "429": _answer("the queue is full; try again after Retry-After"),
         "500": _answer("the engine failed"),
+        "504": _answer("an answer was not finished in time"),
         "503": _answer("loading, stopping, or the engine is being started again; or too many connections"),
     }
     body = {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}

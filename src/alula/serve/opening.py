@@ -13,7 +13,9 @@ from alula.core.errors import EngineError
 from alula.core.model import Part
 from alula.core.tensor import Array, Feeds
 from alula.engines import backend
+from alula.generate import Generator
 from alula.local import local_engine
+from alula.serve.process import Opening
 from alula.serve.warming import shapes_to_warm
 
 PART = "encoder"
@@ -24,25 +26,39 @@ ALIKE = 0.98
 ALIKE_CALIBRATED = 0.95
 
 
-def open_bundle(root: Path, threads: int, prove_files: bool) -> Session:
-    """The session of the bundle's encoder.
+def open_bundle(root: Path, opening: Opening) -> Session | Generator:
+    """The session of a bundle's encoder, or the generator of one whose model writes.
 
     At the first start the front proves the files whole while the engine is opened from them here, for the time
     it saves; the server is ready only once both are done. Later starts prove them here, before anything is opened.
     """
-    if prove_files:
+    if opening.again:
         bundle = Bundle.open(root)
     else:
         manifest = Manifest.parse(read_json(root / "manifest.json"), root)
         bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
+    if bundle.model.writes:
+        return _generator(bundle, opening)
     engine = local_engine(bundle, PART)
-    session = backend(engine.backend).open(engine, threads=threads)
+    session = backend(engine.backend).open(engine, threads=opening.threads)
     calibrated = engine.graph.precision.startswith("int")
     least = ALIKE_CALIBRATED if calibrated else ALIKE
     prove(session, bundle.stored, bundle.model.part(PART), root, least)
     if isinstance(session, Warming):
         session.warm_up(shapes_to_warm(engine.plan.profile, padded=bundle.model.reads_text))
     return session
+
+
+def _generator(bundle: Bundle, opening: Opening) -> Generator:
+    from alula.generating import open_generator  # noqa: PLC0415 - loads a tokenizer, which batches do without
+
+    return open_generator(
+        bundle,
+        threads=opening.threads,
+        cache_bytes=opening.cache_bytes,
+        sequences=opening.sequences,
+        waiting=opening.taken,
+    )
 
 
 def prove(session: Session, stored: Stored, part: Part, root: Path, least: float = ALIKE) -> None:

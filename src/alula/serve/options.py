@@ -9,6 +9,7 @@ from typing import Literal
 
 from alula.core.errors import InputError
 from alula.core.words import choice
+from alula.serve.process import Opening
 
 LogFormat = Literal["none", "text", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = ("none", "text", "json")
@@ -23,6 +24,10 @@ class ServeOptions:
     `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `body_timeout_s` is how long
     the head of a request may take to arrive, and then its body; `grace_s` is how long
     admitted requests may take once the server was told to stop; `engine_command` starts the engine process.
+
+    Of each model that writes: `cache_bytes` is what keys and values may take, None for what fits the machine,
+    `max_sequences` how many answers are written at once, `max_waiting` how many more may wait, and `answer_timeout_s`
+    how long one may take, its wait included.
     """
 
     bundles: tuple[Path, ...]
@@ -39,6 +44,10 @@ class ServeOptions:
     body_timeout_s: float = 30.0
     grace_s: float = 30.0
     run_timeout_s: float = 120.0
+    cache_bytes: int | None = None
+    max_sequences: int = 32
+    max_waiting: int = 256
+    answer_timeout_s: float = 600.0
     log_format: LogFormat = "none"
     engine_command: tuple[str, ...] = ENGINE_COMMAND
 
@@ -54,10 +63,26 @@ class ServeOptions:
             "max_waiting_rows",
             "max_body_bytes",
             "max_connections",
+            "max_sequences",
+            "max_waiting",
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.cache_bytes is not None and self.cache_bytes < 1:
+            raise InputError(f"cache_bytes is {self.cache_bytes}; expected at least 1")
+        if self.answer_timeout_s <= 0:
+            raise InputError(f"answer_timeout_s is {self.answer_timeout_s}; expected more than 0")
         if self.threads < 0 or self.grace_s < 0 or self.run_timeout_s <= 0 or self.body_timeout_s <= 0:
             raise InputError(
                 "threads and grace_s must not be negative, and run_timeout_s and body_timeout_s above 0"
             )
+
+    @property
+    def opening(self) -> Opening:
+        """How the engine process is to open the bundles."""
+        return Opening(
+            threads=self.threads,
+            cache_bytes=self.cache_bytes,
+            sequences=self.max_sequences,
+            taken=self.max_sequences + self.max_waiting,
+        )

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from alula.serve.named import Named
 
 LEAVE_S = 5.0
 """How long the process may take to end by itself once nobody talks to it any more."""
 
-FIRST, AGAIN = "first", "again"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """How an engine process opens its bundles.
+
+    `threads` 0 means one per usable core. Of each model that writes: `cache_bytes` is what keys and values may take,
+    None for what fits the machine; `sequences` how many answers are written at once, and `taken` how many there may be
+    with those that wait. One that is opened `again` proves the bundles whole, since the front did so long ago.
+    """
+
+    threads: int = 0
+    cache_bytes: int | None = None
+    sequences: int = 32
+    taken: int = 288
+    again: bool = False
+
+    def argument(self) -> str:
+        """As an argument of the command line."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, argument: str) -> Opening:
+        """What `argument` wrote."""
+        return cls(**json.loads(argument))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,15 +47,10 @@ class EngineProcess:
     connection: socket.socket
 
     @classmethod
-    def start(
-        cls, command: Sequence[str], bundles: Sequence[Named], threads: int, *, again: bool = False
-    ) -> EngineProcess:
-        """Start one, which opens the bundles at once. Its stdout goes to stderr; terminal signals miss it.
-
-        One that is started `again` proves the bundles whole, since the front did so long ago.
-        """
+    def start(cls, command: Sequence[str], bundles: Sequence[Named], opening: Opening) -> EngineProcess:
+        """Start one, which opens the bundles at once. Its stdout goes to stderr; terminal signals miss it."""
         ours, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(threads), AGAIN if again else FIRST]
+        arguments = [str(theirs.fileno()), opening.argument()]
         for bundle in bundles:
             arguments += [str(bundle.root.absolute()), bundle.identity]
         with theirs:

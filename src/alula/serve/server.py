@@ -10,13 +10,16 @@ from typing import Any
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Gatekeeper
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
-from alula.serve.service import Catalogue, Service
+from alula.serve.sequences import Load
+from alula.serve.service import Service
 from alula.serve.supervisor import Supervisor
+from alula.serve.writer import Writer
 
 
 class Server:
@@ -33,11 +36,11 @@ class Server:
         self.supervisor = Supervisor(
             options.engine_command,
             self.bundles,
-            threads=options.threads,
+            options.opening,
             run_timeout_s=options.run_timeout_s,
             first=first,
         )
-        self._batchers = AsyncExitStack()
+        self._at_work = AsyncExitStack()
         self._watch()
 
     @property
@@ -86,7 +89,7 @@ class Server:
             if not started.cancelled():
                 started.exception()  # taken note of: the error of the bundle, if there is one, comes first
         for service in services:
-            await self._batchers.enter_async_context(service.batcher)
+            await self._at_work.enter_async_context(service.at_work())
         self.gate.loading = False
 
     async def drain(self) -> None:
@@ -98,13 +101,17 @@ class Server:
         """Let the engine go; what still runs is answered with an error."""
         self.gate.close()
         await self.supervisor.stop()
-        await self._batchers.aclose()
+        await self._at_work.aclose()
 
-    def _service(self, at: int, named: Named) -> Service:
+    def _service(self, at: int, named: Named) -> Served:
         bundle = Bundle.open(named.root)
         if not bundle.verified and not self.options.unverified:
             raise InputError(_unverified(bundle))
-        service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
+        service: Served
+        if bundle.model.writes:
+            service = Writer(bundle, at, self.supervisor, self.options, self.metrics)
+        else:
+            service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
         return service
 
@@ -122,10 +129,19 @@ class Server:
         )
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
         watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
+        self.metrics.loads(self._loads)
+
+    def _loads(self) -> dict[str, Load]:
+        """How much each model that writes has to do."""
+        return {
+            service.name: self.supervisor.loads.get(at, Load())
+            for at, service in enumerate(self.catalogue.services)
+            if isinstance(service, Writer)
+        }
 
 
-def _waiting(services: Sequence[Service]) -> int:
-    return sum(service.batcher.waiting for service in services)
+def _waiting(services: Sequence[Served]) -> int:
+    return sum(service.waiting for service in services)
 
 
 def _unverified(bundle: Bundle) -> str:

@@ -1,11 +1,11 @@
-"""One served model, and the catalogue of all of them."""
+"""A served model that reads texts and answers each in one call."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
 
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
@@ -19,7 +19,6 @@ from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 
-T = TypeVar("T")
 Run: TypeAlias = Callable[[Feeds], Awaitable[Feeds]]
 
 INLINE_CHARACTERS = 4_000
@@ -57,6 +56,20 @@ class Service:
         """What requests call the model."""
         return self.spec.name
 
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for a batch."""
+        return self.batcher.waiting
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """What one call of the engine holds."""
+        return {"max_batch_rows": self.policy.max_rows}
+
+    def at_work(self) -> AbstractAsyncContextManager[object]:
+        """Requests are answered as long as this lasts, and those that were admitted at its end."""
+        return self.batcher
+
     async def answer(
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
     ) -> tuple[Sequence[Row], list[Feeds]]:
@@ -88,43 +101,3 @@ def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPol
         max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * spec.max_length),
         steps=tuple((part.axes["length"].max, part.axes["batch"].max) for part in profile.tuned),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Catalogue:
-    """Every service, in the order the bundles were named."""
-
-    services: tuple[Service, ...]
-
-    def __post_init__(self) -> None:
-        names = [service.name for service in self.services]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(f"two bundles hold the model {twice[0]!r}; serve one of them")
-
-    def pick(self, tasks: tuple[str, ...], model: str | None) -> Service:
-        """The named model, or the first one that does one of the tasks."""
-        wanted = " or ".join(tasks)
-        if model is None:
-            for service in self.services:
-                if service.spec.task in tasks:
-                    return service
-            raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
-        service = self.named(model)
-        if service.spec.task not in tasks:
-            raise Refused(
-                f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
-                status=400,
-            )
-        return service
-
-    def named(self, model: str) -> Service:
-        """The model with this name, or whose bundle lies in a folder of this name."""
-        for service in self.services:
-            if model in {service.name, service.bundle.root.name}:
-                return service
-        raise Refused(
-            f"model {model!r} is not served; served: {self._served()}", status=404, code="model_not_found"
-        )
-
-    def _served(self) -> str:
-        return ", ".join(f"{service.name} ({service.spec.task})" for service in self.services)

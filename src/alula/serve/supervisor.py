@@ -7,15 +7,19 @@ import contextlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Literal
 
 from alula.core.errors import AlulaError, EngineError
 from alula.core.tensor import Feeds
-from alula.serve import wire
+from alula.generate import Piece, Request
+from alula.serve import sequences, wire
 from alula.serve.named import BundleReplaced, Named
-from alula.serve.process import EngineProcess
+from alula.serve.process import EngineProcess, Opening
+from alula.serve.sequences import Load
+from alula.serve.streams import Stream, Streams
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -34,30 +38,36 @@ class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
 class Supervisor:
     """One engine process with some models in it, kept running.
 
-    `bundles` are in the order of the numbers that `run` takes.
+    `bundles` are in the order of the numbers that `run` and `write` take.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         bundles: Sequence[Named],
+        opening: Opening,
         *,
-        threads: int = 0,
         run_timeout_s: float = 120.0,
         first: EngineProcess | None = None,
     ) -> None:
         self._command = tuple(command)
         self._bundles = tuple(bundles)
-        self._threads = threads
+        self._opening = opening
         self._run_timeout_s = run_timeout_s
         self._current = first
         # Below are the numbers under which the models report that they are open.
         self._number = len(self._bundles)
         self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._streams = Streams()
+        self._heard = 0.0
         self._sending = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._started: deque[float] = deque(maxlen=STARTS)
         self._keeper: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self.loads: dict[int, Load] = {}
+        self.holds: dict[int, int] = {}
         self.state: State = "starting"
         self.restarts = 0
         self.reason = ""
@@ -76,28 +86,62 @@ class Supervisor:
         """Start, and open every model; the first failure is raised, since a restart would not cure it."""
         await self._launch()
         self._keeper = asyncio.create_task(self._keep(), name="engine keeper")
+        self._watcher = asyncio.create_task(self._watch(), name="engine watcher")
 
     async def run(self, model: int, feeds: Feeds) -> Feeds:
         """Run one batch. Raises what the engine raised, or `EngineAway` if it died."""
-        if self.state != "ready":
-            raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
-        try:
-            answer = await self._ask(model, feeds)
-        except asyncio.TimeoutError:
-            log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)  # noqa: TRY400
-            self._gone("it hung")
-            if self._current:
-                self._current.process.kill()
-            raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
+        current = self._ready()
+        (answer,) = await self._ask(
+            current, [Message(kind=Kind.RUN, number=self._next(), meta={"model": model}, arrays=feeds)]
+        )
         return answer.arrays
+
+    async def write(
+        self,
+        model: int,
+        requests: Sequence[Request],
+        within_s: float,
+        observe: Callable[[int, Piece], None],
+    ) -> Stream:
+        """Put answers in the line, all of them or none; whoever has the stream must `leave` it at last.
+
+        Raises what the model refused one for, or `EngineAway` if the process died.
+        """
+        current = self._ready()
+        stream = Stream(model, [self._next() for _ in requests], observe)
+        if not self._streams:
+            self._heard = monotonic()
+        self._streams.open(stream)
+        try:
+            await self._ask(
+                current,
+                [
+                    sequences.asking(number, model, request, within_s)
+                    for number, request in zip(stream.numbers, requests, strict=True)
+                ],
+            )
+        except BaseException:
+            self.leave(stream)
+            raise
+        return stream
+
+    def leave(self, stream: Stream) -> int:
+        """Take no more from a stream, and have what is not ended cancelled; gives how many answers that were."""
+        stream.close()
+        return self._cancel(stream)
+
+    def writing(self, model: int) -> int:
+        """How many answers of a model are being written, wait, or are to be cancelled."""
+        return self._streams.count(model)
 
     async def stop(self) -> None:
         """End the process; safe to call twice."""
         self.state = "stopped"
-        if self._keeper:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+        for task in (self._keeper, self._watcher):
+            if task:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self._end()
 
     async def _keep(self) -> None:
@@ -133,58 +177,119 @@ class Supervisor:
         return True
 
     async def _launch(self) -> None:
-        current = self._current or EngineProcess.start(
-            self._command, self._bundles, self._threads, again=bool(self._started)
-        )
+        opening = replace(self._opening, again=bool(self._started))
+        current = self._current or EngineProcess.start(self._command, self._bundles, opening)
         self._current = current
         self._started.append(monotonic())
         opened = [self._expect(model) for model in range(len(self._bundles))]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
-        for answer in await asyncio.gather(*opened):
-            _unless_failed(answer)
+        for model, answer in enumerate(await asyncio.gather(*opened)):
+            self.holds[model] = _unless_failed(answer).meta.get("holds", 0)
         self._pending.clear()
         self.state, self.reason = "ready", ""
 
-    async def _ask(self, model: int, feeds: Feeds) -> Message:
-        if self._current is None:
-            raise EngineAway("the engine process is gone")
+    def _ready(self) -> EngineProcess:
+        if self.state != "ready" or self._current is None:
+            raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
+        return self._current
+
+    def _next(self) -> int:
         self._number += 1
-        number = self._number
-        reply = self._expect(number)
+        return self._number
+
+    async def _ask(self, current: EngineProcess, messages: Sequence[Message]) -> list[Message]:
+        """The answers to some messages, in their order."""
+        replies = [self._expect(message.number) for message in messages]
         try:
-            meta = {"model": model}
-            await self._send(self._current, Message(kind=Kind.RUN, number=number, meta=meta, arrays=feeds))
-            return _unless_failed(await asyncio.wait_for(reply, self._run_timeout_s))
+            for message in messages:
+                await self._send(current, message)
+            answers = await asyncio.wait_for(asyncio.gather(*replies), self._run_timeout_s)
+        except asyncio.TimeoutError:
+            self._hung()
+            raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
         finally:
-            self._pending.pop(number, None)
+            for message, reply in zip(messages, replies, strict=True):
+                self._pending.pop(message.number, None)
+                if not reply.cancel() and not reply.cancelled():
+                    reply.exception()  # taken note of, should nobody have come to wait for it
+        return [_unless_failed(answer) for answer in answers]
 
     def _expect(self, number: int) -> asyncio.Future[Message]:
         reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._pending[number] = reply
         return reply
 
+    def _cancel(self, stream: Stream) -> int:
+        unended = self._streams.unended(stream)
+        for number in unended:
+            if self._current:
+                self._later(self._current, sequences.cancelling(number, stream.model))
+        return len(unended)
+
     async def _send(self, current: EngineProcess, message: Message) -> None:
+        """Send in a task of its own: whoever waits may be cancelled, and half a message would be the end of all."""
+        await asyncio.shield(self._later(current, message))
+
+    def _later(self, current: EngineProcess, message: Message) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._write(current, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._sent)
+        return task
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken note of: nobody waits for what is cancelled to be sent
+
+    async def _write(self, current: EngineProcess, message: Message) -> None:
+        buffers = wire.pack(message)
         loop = asyncio.get_running_loop()
         async with self._sending:
             try:
-                for buffer in wire.pack(message):
+                for buffer in buffers:
                     await loop.sock_sendall(current.connection, buffer)
             except OSError as error:
-                raise EngineAway("the engine process ended before it took the batch") from error
+                raise EngineAway("the engine process ended before it took the request") from error
 
     async def _read(self, current: EngineProcess) -> None:
         """Hand answers to those who wait, until the process is gone; then tell everybody."""
         try:
             while message := await _receive(current.connection):
-                waiting = self._pending.get(message.number)
-                if waiting and not waiting.done():
-                    waiting.set_result(message)
+                self._heard = monotonic()
+                self._got(message)
         except (OSError, wire.WireError, ValueError) as error:
             log.error("engine process cannot be read: %s", error)  # noqa: TRY400 - the text says it
         self._gone("it just ended")
         for waiting in self._pending.values():
             if not waiting.done():
                 waiting.set_exception(EngineAway("the engine process ended during the run"))
+        self._streams.fail(lambda: EngineAway("the engine process ended while it wrote the answer"))
+        self.loads.clear()
+
+    def _got(self, message: Message) -> None:
+        if message.kind is Kind.PIECES:
+            self.loads[message.number] = sequences.load(message)
+            for full in self._streams.deliver(sequences.pieces(message)):
+                self._cancel(full)
+            return
+        if message.kind is Kind.FAILED:
+            self._streams.drop(message.number)
+        waiting = self._pending.get(message.number)
+        if waiting and not waiting.done():
+            waiting.set_result(message)
+
+    async def _watch(self) -> None:
+        """End a process that writes and says nothing for too long; batches are timed one by one."""
+        while True:
+            await asyncio.sleep(self._run_timeout_s / 4)
+            if self._streams and monotonic() - self._heard > self._run_timeout_s:
+                self._hung()
+
+    def _hung(self) -> None:
+        if self.state == "ready" and self._current:
+            log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)
+            self._gone("it hung")
+            self._current.process.kill()
 
     async def _end(self) -> int | None:
         """End the current process without holding up the loop, and give its exit code."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alula.core.errors import EngineError, InputError, RunError
+from alula.core.errors import EngineError, InputError, Overloaded, RunError
 from alula.core.tensor import Array, Feeds
 from alula.serve.named import BundleReplaced
 
@@ -26,8 +26,9 @@ MAX_META = 1 << 20
 MAX_PAYLOAD = 1 << 32
 DTYPES = frozenset({"int64", "int32", "float32", "float64", "bool", "uint8", "int8"})
 
-ERRORS: dict[str, type[InputError | EngineError]] = {
+ERRORS: dict[str, type[InputError | Overloaded | EngineError]] = {
     "input": InputError,
+    "overloaded": Overloaded,
     "run": RunError,
     "replaced": BundleReplaced,
 }
@@ -40,11 +41,14 @@ class Kind(IntEnum):
     RUN = 2
     RESULT = 3
     FAILED = 4
+    GENERATE = 5
+    CANCEL = 6
+    PIECES = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message; `number` ties an answer to its question, and READY to the place of its model."""
+    """One message; `number` ties an answer to its question, and READY and PIECES to the place of their model."""
 
     kind: Kind
     number: int
@@ -71,6 +75,8 @@ def pack(message: Message) -> list[bytes | memoryview]:
     arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
     shapes = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
     meta = json.dumps({**message.meta, "arrays": shapes}).encode()
+    if len(meta) > MAX_META:
+        raise WireError(f"a message of {len(meta)} bytes beside its arrays; at most {MAX_META}")
     payload = sum(array.nbytes for array in arrays.values())
     header = HEADER.pack(MAGIC, VERSION, message.kind, 0, message.number, len(meta), payload)
     return [
@@ -108,11 +114,11 @@ def unpack(envelope: Envelope, body: bytearray) -> Message:
 def failure(number: int, error: BaseException) -> Message:
     """An error as a message that keeps who can act on it."""
     kind = next((word for word, known in ERRORS.items() if isinstance(error, known)), "engine")
-    known = isinstance(error, InputError | EngineError)
+    known = isinstance(error, InputError | Overloaded | EngineError)
     text = str(error) if known else f"{type(error).__name__}: {error}"
     return Message(kind=Kind.FAILED, number=number, meta={"error": kind, "message": text})
 
 
-def error_of(message: Message) -> InputError | EngineError:
+def error_of(message: Message) -> InputError | Overloaded | EngineError:
     """The error that `failure` described."""
     return ERRORS.get(message.meta["error"], EngineError)(message.meta["message"])

@@ -1,0 +1,89 @@
+"""Every served model, and which of them a request is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from alula.bundles import Bundle
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.serve.errors import Refused
+
+
+class Served(Protocol):
+    """A bundle being served."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """What is served."""
+        ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model, held to what its engine takes."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What requests call the model."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for a batch."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """What `/info` says of it beside what it says of every model."""
+        ...
+
+    def at_work(self) -> AbstractAsyncContextManager[object]:
+        """Requests are answered as long as this lasts, and those that were admitted at its end."""
+        ...
+
+
+S = TypeVar("S", bound=Served)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """Every service, in the order the bundles were named."""
+
+    services: tuple[Served, ...]
+
+    def __post_init__(self) -> None:
+        names = [service.name for service in self.services]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(f"two bundles hold the model {twice[0]!r}; serve one of them")
+
+    def pick(self, kind: type[S], tasks: tuple[str, ...], model: str | None) -> S:
+        """The named model, or the first one that does one of the tasks, which are all of one kind of service."""
+        wanted = " or ".join(tasks)
+        if model is None:
+            for service in self.services:
+                if service.spec.task in tasks and isinstance(service, kind):
+                    return service
+            raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
+        service = self.named(model)
+        if service.spec.task not in tasks or not isinstance(service, kind):
+            raise Refused(
+                f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
+                status=400,
+            )
+        return service
+
+    def named(self, model: str) -> Served:
+        """The model with this name, or whose bundle lies in a folder of this name."""
+        for service in self.services:
+            if model in {service.name, service.bundle.root.name}:
+                return service
+        raise Refused(
+            f"model {model!r} is not served; served: {self._served()}", status=404, code="model_not_found"
+        )
+
+    def _served(self) -> str:
+        return ", ".join(f"{service.name} ({service.spec.task})" for service in self.services)

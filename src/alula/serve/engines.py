@@ -1,0 +1,128 @@
+"""The models of an engine process, and whose turn it is; every failure is an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+
+from alula.core.engine import Session
+from alula.core.errors import AlulaError, DeviceLostError
+from alula.generate import Generator, Piece
+from alula.serve import sequences, wire
+from alula.serve.named import Named
+from alula.serve.process import Opening
+from alula.serve.sequences import Load
+from alula.serve.wire import Kind, Message
+
+log = logging.getLogger(__name__)
+
+Opener = Callable[[Path, Opening], Session | Generator]
+"""The root of a bundle to a session that has answered once, or to a generator that has written."""
+
+
+class Engines:
+    """Models by the place of their bundle: some run batches, some write answers step by step.
+
+    `lost` says that the last turn ended the use of this process.
+    """
+
+    def __init__(self, opener: Opener, opening: Opening, clock: Callable[[], float] = monotonic) -> None:
+        self._opener = opener
+        self._opening = opening
+        self._clock = clock
+        self._sessions: dict[int, Session] = {}
+        self._generators: dict[int, Generator] = {}
+        self._batches: deque[Message] = deque()
+        self.lost = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do before anything new comes."""
+        return bool(self._batches) or any(generator.busy for generator in self._generators.values())
+
+    def open(self, model: int, bundle: Named) -> Message:
+        """Open one bundle, if it is the one the front read; one that changes meanwhile is no better."""
+        try:
+            bundle.refuse_if_replaced()
+            opened = self._opener(bundle.root, self._opening)
+            bundle.refuse_if_replaced()
+        except Exception as error:
+            return _failure(model, error)
+        if not isinstance(opened, Generator):
+            self._sessions[model] = opened
+            return Message(kind=Kind.READY, number=model)
+        self._generators[model] = opened
+        return Message(kind=Kind.READY, number=model, meta={"holds": opened.holds})
+
+    def turn(self, new: Iterable[Message]) -> Iterator[Message]:
+        """Take what is new, run one batch, and go a step on with every model that writes: nobody waits for long."""
+        left: dict[int, list[Piece]] = {}
+        for message in new:
+            if message.kind is Kind.RUN:
+                self._batches.append(message)
+            elif message.kind is Kind.CANCEL:
+                model = message.meta["model"]
+                left.setdefault(model, []).append(self._cancelled(message))
+            else:
+                yield self._taken(message)
+        if self._batches:
+            yield self._run(self._batches.popleft())
+        for model, generator in self._generators.items():
+            pieces = [*left.get(model, ()), *(self._stepped(generator) if generator.busy else ())]
+            if pieces or generator.busy:
+                yield from sequences.moved(model, pieces, _load(generator))
+
+    def _run(self, message: Message) -> Message:
+        """Run one batch."""
+        try:
+            outputs = self._sessions[message.meta["model"]].run(message.arrays)
+        except Exception as error:
+            self.lost = isinstance(error, DeviceLostError)
+            return _failure(message.number, error)
+        return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
+
+    def _stepped(self, generator: Generator) -> Sequence[Piece]:
+        """Go one step on; where the device is lost, nobody who is here gets any further."""
+        try:
+            return generator.step(self._clock())
+        except DeviceLostError as error:
+            self.lost = True
+            state = generator.state
+            return [Piece(id=each.id, error=str(error)) for each in (*state.running, *state.waiting)]
+
+    def _taken(self, message: Message) -> Message:
+        """Put an answer in the line, or say why not."""
+        try:
+            if message.kind is not Kind.GENERATE:
+                raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
+            request, within_s = sequences.asked(message)
+            generator = self._generators[message.meta["model"]]
+            generator.add(message.number, request, deadline=self._clock() + within_s)
+        except Exception as error:
+            return _failure(message.number, error)
+        return Message(kind=Kind.RESULT, number=message.number)
+
+    def _cancelled(self, message: Message) -> Piece:
+        """Let go of an answer; one that has ended is not missed."""
+        self._generators[message.meta["model"]].cancel(message.number)
+        return Piece(id=message.number, error=sequences.CANCELLED)
+
+
+def _failure(number: int, error: Exception) -> Message:
+    if not isinstance(error, AlulaError):
+        log.error("message %d failed", number, exc_info=error)
+    return wire.failure(number, error)
+
+
+def _load(generator: Generator) -> Load:
+    state, limits = generator.state, generator.limits
+    return Load(
+        running=len(state.running),
+        waiting=len(state.waiting),
+        blocks=state.blocks,
+        all_blocks=limits.blocks,
+        preempted=generator.preempted,
+    )

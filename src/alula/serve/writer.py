@@ -1,0 +1,157 @@
+"""A served model that writes text: who is let into its line, and what comes of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import takewhile
+from time import monotonic
+from typing import Any, TypeVar
+
+from alula.bundles import Bundle
+from alula.core.errors import AlulaError, EngineError, Overloaded
+from alula.generate import Piece, Request
+from alula.prompting import Prompts
+from alula.serve.errors import Refused
+from alula.serve.metrics import Metrics
+from alula.serve.options import ServeOptions
+from alula.serve.streams import Stream
+from alula.serve.supervisor import Supervisor
+
+T = TypeVar("T")
+
+CHATS = ("text-generation",)
+"""Tasks whose models take messages, if their checkpoints say how."""
+
+INLINE_CHARACTERS = 2_000
+"""Longer prompts are tokenised in a thread, so that what is streamed does not stall meanwhile."""
+
+
+class Writer:
+    """A bundle being served whose model writes; `model` is its place in the engine process."""
+
+    def __init__(
+        self, bundle: Bundle, model: int, supervisor: Supervisor, options: ServeOptions, metrics: Metrics
+    ) -> None:
+        self.bundle = bundle
+        self.spec = bundle.model
+        self.prompts = Prompts.open(bundle)
+        self._model = model
+        self._supervisor = supervisor
+        self._options = options
+        self._metrics = metrics
+
+    @property
+    def name(self) -> str:
+        """What requests call the model."""
+        return self.spec.name
+
+    @property
+    def waiting(self) -> int:
+        """No rows: answers that wait have a gauge of their own."""
+        return 0
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """What an answer may be long, how many are written at once, and whether it takes messages."""
+        return {
+            "max_total_tokens": self.prompts.positions,
+            "max_sequences": self._options.max_sequences,
+            "chat": self.spec.task in CHATS and self.prompts.template is not None,
+        }
+
+    def at_work(self) -> AbstractAsyncContextManager[object]:
+        """The engine process is all that is needed; it learns here what one sequence may hold."""
+        self.prompts = self.prompts.within(self._supervisor.holds[self._model])
+        return contextlib.nullcontext()
+
+    async def made(self, characters: int, make: Callable[[], T]) -> T:
+        """What is made of so many characters, in a thread if they are many."""
+        if characters <= INLINE_CHARACTERS:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(None, make)
+
+    def refuse_unless_room(self, answers: int) -> None:
+        """Refuse so many answers before anybody works on them: for good, or for now."""
+        most = self._options.opening.taken
+        if answers > min(most, self._options.max_client_batch):
+            raise Refused(
+                f"{answers} answers in one request; the limit is {min(most, self._options.max_client_batch)}",
+                status=413,
+            )
+        there = self._supervisor.writing(self._model)
+        if there + answers > most:
+            raise Overloaded(f"{there} answers are being written or wait, and {most} is the limit")
+
+    async def write(self, requests: Sequence[Request]) -> Answers:
+        """Put answers in the line, all of them or none; whoever has them must close them at last."""
+        self.refuse_unless_room(len(requests))
+        within_s = self._options.answer_timeout_s
+        until = monotonic() + within_s
+        seen = _Seen(self._metrics, self.name, len(requests))
+        stream = await self._supervisor.write(self._model, requests, within_s, seen.piece)
+        self._metrics.prompts(self.name, sum(request.read for request in requests))
+        return Answers(stream, until, within_s, self._close)
+
+    def _close(self, stream: Stream) -> None:
+        if count := self._supervisor.leave(stream):
+            self._metrics.cancelled(self.name, count)
+
+
+class Answers:
+    """Answers of one request as they are written; any error of one is the error of all."""
+
+    def __init__(
+        self, stream: Stream, until: float, within_s: float, close: Callable[[Stream], None]
+    ) -> None:
+        self._stream = stream
+        self._until = until
+        self._within_s = within_s
+        self._failed: AlulaError | None = None
+        self._close = close
+
+    async def take(self) -> list[tuple[int, Piece]]:
+        """What has come, each with the place of its answer; nothing once all have ended.
+
+        An error comes after what was written before it.
+        """
+        taken = [] if self._failed else await self._stream.take()
+        good = list(takewhile(lambda come: not come[1].error, taken))
+        if len(good) < len(taken):
+            self._failed = self._error(taken[len(good)][1].error)
+        if self._failed and not good:
+            raise self._failed
+        return good
+
+    def close(self) -> None:
+        """Have cancelled what is not ended."""
+        self._close(self._stream)
+
+    def _error(self, said: str) -> AlulaError:
+        """The engine counts from when it reads of the request, so whatever it ends as late is late here too."""
+        if monotonic() >= self._until:
+            return Refused(
+                f"the answer was not finished within {self._within_s:g} s", status=504, code="timeout"
+            )
+        return EngineError(said)
+
+
+class _Seen:
+    """Times of the answers of one request, told to the metrics as pieces come from the engine."""
+
+    def __init__(self, metrics: Metrics, model: str, count: int) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._last = [monotonic()] * count
+        self._begun = [False] * count
+
+    def piece(self, at: int, piece: Piece) -> None:
+        """One piece more."""
+        if not piece.tokens:
+            return
+        now = monotonic()
+        seconds, self._last[at] = now - self._last[at], now
+        self._metrics.written(self._model, len(piece.tokens), seconds, first=not self._begun[at])
+        self._begun[at] = True
