@@ -27,6 +27,7 @@ KINDS = (
     "function",
     "function with an encoder",
     "llama on onnxruntime",
+    "llama on openvino",
     "t5 on onnxruntime",
     "t5 on openvino",
 )

@@ -92,6 +92,10 @@ def backend(name: str) -> Backend:
 
 def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0) -> Decoding:
     """A session that keeps the cache, on a decoder's engine, or on those of an encoder, its "cross" and a decoder."""
+    if _is_paged(engines):
+        from alula.engines.openvino import OpenVino  # noqa: PLC0415 - loads the vendor
+
+        return OpenVino().open_decoding(engines["decoder"], room, threads=threads)
     from alula.engines.dense import Dense, Loaded  # noqa: PLC0415 - nothing else needs it
 
     with ExitStack() as opened:
@@ -107,9 +111,23 @@ def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0
 
 def cache_cost(engines: Mapping[str, Engine]) -> Cost:
     """What the cache of the session takes that `open_decoding` gives for these engines."""
+    if _is_paged(engines):
+        from alula.engines.paged.session import cost as paged_cost  # noqa: PLC0415 - loads the vendor
+
+        return paged_cost(engines["decoder"])
     from alula.engines.dense import cost  # noqa: PLC0415 - likewise
 
     return cost(engines)
+
+
+def _is_paged(engines: Mapping[str, Engine]) -> bool:
+    """Whether OpenVINO has these as a decoder that keeps its cache itself."""
+    if set(engines) != {"decoder"} or engines["decoder"].backend != "openvino":
+        return False
+    _need("openvino", "cpu")
+    from alula.engines.paged.graph import is_paged  # noqa: PLC0415 - loads the vendor
+
+    return is_paged(engines["decoder"].inputs)
 
 
 def traits(name: str) -> Traits:

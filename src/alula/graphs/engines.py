@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnx_ir.passes import InPlacePass
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from alula.core.machine import cpu_features
@@ -13,6 +14,7 @@ from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.identities import DropIdentities
 from alula.graphs.passes.opset import LowerOpset
+from alula.graphs.passes.paged import StoreBfloat16, UnlessPaged
 from alula.graphs.passes.precision import ToBfloat16
 from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
@@ -72,11 +74,13 @@ def passes_for(
     # What a ready-made file brings: a norm behind a convolution costs ONNX Runtime 7 % (PP-OCRv4 recogniser, 6x320).
     passes = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []
     if engine == "openvino" or precision == "bf16":
-        passes.append(DecomposeAttention())
+        passes.append(_unless_paged(engine, DecomposeAttention()))
     if engine == "openvino" and precision == "fp32" and "avx512f" not in cpu_features():
         passes.append(FoldGelu())
     if precision == "bf16":
-        passes.append(ToBfloat16(policy or FUSED, keep))
+        passes.append(_unless_paged(engine, ToBfloat16(policy or FUSED, keep)))
+        if engine == "openvino":
+            passes.append(StoreBfloat16())
     if precision in _FP16:
         passes += fp16_passes(policy or HALF, keep)
         if engine == "onnxruntime":
@@ -88,3 +92,7 @@ def passes_for(
     if passes:
         passes += [DropIdentities(), RemoveUnusedNodesPass()]
     return tuple(passes)
+
+
+def _unless_paged(engine: str, one: InPlacePass) -> Pass:
+    return UnlessPaged(one) if engine == "openvino" else one

@@ -1,0 +1,168 @@
+"""A decoding session on OpenVINO with a cache in pages: whoever moves in a step, by whatever count, is in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import openvino as ov
+
+from alula.core.decoding import NOTHING_GIVEN, Cost, Logits, Room, Work
+from alula.core.engine import Engine
+from alula.core.errors import CompileError, EngineError, InputError, RunError
+from alula.core.graph import Graph
+from alula.core.machine import cpu_features
+from alula.core.tensor import Feeds
+from alula.engines.foreign import said
+from alula.engines.paged.graph import read
+from alula.engines.paged.pages import Pages
+
+DEVICE = "CPU"
+PAGE_TOKENS = 32
+"""OpenVINO's own on CPUs; a session reads it off the compiled model."""
+
+_GROUP = 32
+_FEW = 32
+"""Up to so many tokens in a step, rounding activations to eight bits is faster than AMX in bf16.
+
+SmolLM2-135M on one core of a Xeon with AMX (model 207), CPU milliseconds, best of 7 on a busy machine; with int8 per
+channel, and behind it int4 in blocks of 64:
+            1 token    8 x 1   prompts of 16     32       64      128       512
+  rounded   19   16    32  26     40     31   52   43   81   66  152  121   574  468
+  bf16      27   19    46  44     51     47   53   51   63   58   86   81   334  316
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How one compiled form of a decoder computes, and for how many tokens in a step; 0 for any number."""
+
+    most: int
+    settings: Mapping[str, object]
+    half_attention: bool = False
+
+
+def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
+    """The forms that a precision runs in on a CPU with these features, for few tokens first.
+
+    Weights of eight or four bits meet activations that are rounded to eight, in groups. Where a prompt is faster in
+    bf16, there are two forms with one cache between them; each has the packed weights for itself.
+    """
+    fp32 = Way(most=0, settings={"KV_CACHE_PRECISION": "f32"})
+    bf16 = Way(most=0, settings={"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"})
+    has_bf16 = "avx512_bf16" in features or "amx_bf16" in features
+    if precision == "bf16":
+        return (bf16,) if has_bf16 else (fp32,)
+    if not precision.endswith("-weights"):
+        return (fp32,)
+    rounded: dict[str, object] = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP}
+    if "amx_bf16" not in features:
+        return (Way(most=0, settings={**rounded, "KV_CACHE_PRECISION": "f32"}),)
+    few = Way(most=_FEW, settings={**rounded, "KV_CACHE_PRECISION": "bf16"}, half_attention=True)
+    return (few, bf16)
+
+
+def compiled(graph: Graph, way: Way, settings: Mapping[str, object]) -> ov.CompiledModel:
+    """One form of a decoder, ready to run."""
+    try:
+        model = read(graph.path, half=way.half_attention)
+        return ov.Core().compile_model(model, DEVICE, {**settings, **way.settings})
+    except RuntimeError as error:
+        raise CompileError(f"openvino cannot compile {graph.path}: {said(error)}") from error
+
+
+class Paged:
+    """Compiled forms of a decoder over one cache; nothing is copied, and no row is padded."""
+
+    def __init__(self, engine: Engine, room: Room, settings: Mapping[str, object]) -> None:
+        self.room = room
+        self.vocabulary = _vocabulary(engine)
+        forms = ways(engine.graph.precision, cpu_features())
+        models = [compiled(engine.graph, way, settings) for way in forms]
+        shapes = _caches(models)
+        page_tokens = next(iter(shapes.values()))[1][2]
+        self._pages = Pages(room, page_tokens, engine.plan.profile.axes["total"].max)
+        self._requests = [
+            (way.most, model.create_infer_request()) for way, model in zip(forms, models, strict=True)
+        ]
+        for name, (dtype, (_, *page)) in shapes.items():
+            cache = ov.Tensor(dtype, ov.Shape([self._pages.count, *page]))
+            for _, request in self._requests:
+                request.set_tensor(name, cache)
+
+    def start(self, sequence: int, given: Feeds = NOTHING_GIVEN) -> None:
+        """Begin a sequence; there is nothing to give it."""
+        self._refuse_closed()
+        if given:
+            raise InputError(f"a sequence is given {sorted(given)}, expected []")
+        self._pages.start(sequence)
+
+    def step(self, work: Sequence[Work]) -> Logits:
+        """Run everybody's tokens in one call."""
+        self._refuse_closed()
+        feeds = self._pages.pack(work)
+        try:
+            logits = self._run(feeds)
+        except BaseException:
+            self._pages.lose([each.sequence for each in work])
+            raise
+        answering = sum(each.answers for each in work)
+        return logits[:answering]
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence; its pages are the next one's."""
+        self._pages.release(sequence)
+
+    def close(self) -> None:
+        """Release models and cache."""
+        self._requests.clear()
+
+    def _run(self, feeds: Feeds) -> Logits:
+        tokens = len(feeds["input_ids"])
+        request = next(request for most, request in self._requests if tokens <= most or not most)
+        try:
+            request.infer(dict(feeds), share_inputs=True, share_outputs=True)
+            logits: Logits = request.get_output_tensor(0).data[:, 0].copy()
+        except RuntimeError as error:
+            raise RunError(f"openvino failed: {said(error)}") from error
+        return logits
+
+    def _refuse_closed(self) -> None:
+        if not self._requests:
+            raise RunError("session is closed")
+
+
+def cost(engine: Engine) -> Cost:
+    """What the pages of a session take: for each sequence one more, which may be begun and not full."""
+    [form, *_] = ways(engine.graph.precision, cpu_features())
+    size = 2 if form.settings["KV_CACHE_PRECISION"] == "bf16" else 4
+    past = [spec.shape for spec in engine.inputs if spec.name.startswith("past.")]
+    token_bytes = sum(size * int(heads) * int(width) for _, heads, _, width in past)
+    return Cost(token_bytes=token_bytes, sequence_bytes=PAGE_TOKENS * token_bytes)
+
+
+def _caches(models: Sequence[ov.CompiledModel]) -> dict[str, tuple[ov.Type, tuple[int, ...]]]:
+    """Type and shape of every cache, in which the forms of a decoder have to agree."""
+    found = []
+    for model in models:
+        caches = [each for each in model.inputs if "_cache." in each.get_any_name()]
+        found.append(
+            {
+                each.get_any_name(): (each.get_element_type(), _sizes(each.get_partial_shape()))
+                for each in caches
+            }
+        )
+    if any(other != found[0] for other in found):
+        raise EngineError("openvino compiled the forms of a decoder for caches that differ")
+    return found[0]
+
+
+def _sizes(shape: ov.PartialShape) -> tuple[int, ...]:
+    """The number of pages is open, here 0."""
+    return tuple(0 if each.is_dynamic else each.get_length() for each in shape)
+
+
+def _vocabulary(engine: Engine) -> int:
+    size = next(spec.shape[-1] for spec in engine.outputs if spec.name == "logits")
+    assert isinstance(size, int), "a vocabulary without a size"
+    return size
