@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OWNERS: dict[str, set[str]] = {
     "torch": {"engines/torch", "families/traced"},
     "transformers": {"engines/torch", "families/traced"},
-    "openvino": {"engines/openvino"},
+    "openvino": {"engines/openvino", "engines/paged/graph", "engines/paged/session"},
     "onnxruntime": {"engines/onnxruntime"},
     "tensorrt": {"engines/tensorrt/vendor"},
     "tensorrt_rtx": {"engines/tensorrt/vendor"},
