@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import parrot
 import pytest
 import served
+from parrot import Parrot
 
-from alula.bundles import Bundle
+from alula.bundles import Bundle, Stored
+from alula.core.decoding import Room, Work
 from alula.core.engine import Session
 from alula.core.errors import EngineError, InputError
 from alula.core.tensor import Feeds
 from alula.engines import fake
-from alula.generate import Generator
-from alula.serve.opening import alike, open_bundle, prove
+from alula.generate import Generator, Limits
+from alula.serve.opening import alike, open_bundle, prove, prove_writing
 from alula.serve.process import Opening
 
 
@@ -99,3 +103,54 @@ def test_what_an_engine_says_about_padding_is_not_compared(tmp_path: Path) -> No
 def test_likeness_is_the_cosine(given: list[float], expected: list[float], likeness: float) -> None:
     assert alike(np.array(given), np.array(expected)) == likeness
     assert not alike(np.array([np.nan, 1.0]), np.array([1.0, 1.0])) >= 0
+
+
+def parrot_that_said(rows: int = 2) -> tuple[Generator, Stored]:
+    """A generator, and what it says of the tokens behind a prompt as a bundle would have stored it."""
+    ids = tuple(parrot.tokenizer().encode("abcd|").ids)
+    decoding = Parrot(Room(sequences=4, blocks=64, block_tokens=8))
+    decoding.start(0)
+    first = decoding.step([Work(sequence=0, tokens=ids, answers=True)])
+    second = decoding.step([Work(sequence=0, tokens=ids[:1], answers=True)])
+    decoding.release(0)
+    feeds = {"prompt": np.array(ids), "follow": np.array(ids[:1]), "source": np.zeros(0, np.int64)}
+    long = {**feeds, "prompt": np.array(ids * 9)}
+    wrong = {"logits": np.full((1, parrot.VOCABULARY), np.nan)}
+    said = {"logits": np.concatenate([first, second])[:rows]}
+    stored = Stored(reference="pytorch", feeds=(long, feeds), outputs=(wrong, said))
+    limits = Limits(sequences=4, step_tokens=64, block_tokens=8, blocks=64)
+    return Generator(decoding, limits, parrot.tokenizer().decode), stored
+
+
+def changed(stored: Stored, row: int, by: float) -> Stored:
+    logits = stored.outputs[1]["logits"].copy()
+    logits[row] = logits[row] * by
+    return replace(stored, outputs=(stored.outputs[0], {"logits": logits}))
+
+
+def test_a_model_that_writes_has_gone_on_with_a_prompt_as_its_reference_did(tmp_path: Path) -> None:
+    for rows in (1, 2):
+        generator, stored = parrot_that_said(rows)
+        prove_writing(generator, stored, tmp_path)
+        assert not generator.busy
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("by", [-1.0, 0.0])
+def test_a_model_that_writes_otherwise_than_its_reference_is_refused(
+    tmp_path: Path, row: int, by: float
+) -> None:
+    generator, stored = parrot_that_said()
+    with pytest.raises(EngineError, match=r"log-probabilities of the 20 best tokens are \S+ from the stored"):
+        prove_writing(generator, changed(stored, row, by), tmp_path)
+
+
+def test_a_prompt_that_cannot_be_gone_on_with_is_the_engine_s_fault(tmp_path: Path) -> None:
+    generator, stored = parrot_that_said()
+    nan = changed(stored, 0, np.nan)
+    with pytest.raises(EngineError, match="the stored reference has NaN or infinity for 'logits'"):
+        prove_writing(generator, nan, tmp_path)
+    prompt = np.array(parrot.tokenizer().encode("BROKEN|").ids)
+    feeds = (stored.feeds[0], {**stored.feeds[1], "prompt": prompt})
+    with pytest.raises(EngineError, match="the engine cannot go on with the stored prompt: bad kernel"):
+        prove_writing(generator, replace(stored, feeds=feeds), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alula.bundles import Bundle, Manifest, Stored
 from alula.bundles.folder import read_json
@@ -13,7 +14,7 @@ from alula.core.errors import EngineError
 from alula.core.model import Part
 from alula.core.tensor import Array, Feeds
 from alula.engines import backend
-from alula.generate import Generator
+from alula.generate import Chosen, Generator, Request, Sampling, Stopping
 from alula.local import local_engine
 from alula.serve.process import Opening
 from alula.serve.warming import shapes_to_warm
@@ -24,6 +25,10 @@ PART = "encoder"
 # below. bf16 is far above; eight bits and four are held to what `verify` asks of them on texts they were not made for.
 ALIKE = 0.98
 ALIKE_CALIBRATED = 0.95
+
+TOP = 20
+APART = 1.5
+"""In nats, of a model that writes."""
 
 
 def open_bundle(root: Path, opening: Opening) -> Session | Generator:
@@ -52,13 +57,15 @@ def open_bundle(root: Path, opening: Opening) -> Session | Generator:
 def _generator(bundle: Bundle, opening: Opening) -> Generator:
     from alula.generating import open_generator  # noqa: PLC0415 - loads a tokenizer, which batches do without
 
-    return open_generator(
+    generator = open_generator(
         bundle,
         threads=opening.threads,
         cache_bytes=opening.cache_bytes,
         sequences=opening.sequences,
         waiting=opening.taken,
     )
+    prove_writing(generator, bundle.stored, bundle.root)
+    return generator
 
 
 def prove(session: Session, stored: Stored, part: Part, root: Path, least: float = ALIKE) -> None:
@@ -78,6 +85,53 @@ def prove(session: Session, stored: Stored, part: Part, root: Path, least: float
                 f"{root}: on this machine {output.name!r} has cosine {likeness:.4f} to the stored reference, "
                 f"expected at least {least}; build the bundle again here"
             )
+
+
+def prove_writing(generator: Generator, stored: Stored, root: Path) -> None:
+    """Have the shortest stored prompt gone on with, and compare how sure of which tokens the model is.
+
+    Two tokens, since the second one needs what the first has left in the cache; a bias makes the first one that of
+    the reference, and log-probabilities are of logits that no bias has touched.
+    """
+    if not stored.feeds:
+        raise EngineError(f"{root}: no stored sample to try the engine with; build the bundle again")
+    at = min(range(len(stored.feeds)), key=lambda at: sum(array.size for array in stored.feeds[at].values()))
+    prompt, follow, source = (
+        tuple(map(int, stored.feeds[at][name])) for name in ("prompt", "follow", "source")
+    )
+    expected = np.asarray(stored.outputs[at]["logits"], np.float64)[:2]
+    _refuse_nan("logits", np.zeros(0), expected, root)
+    request = Request(
+        prompt=prompt,
+        source=source,
+        sampling=Sampling(
+            temperature=0, logprobs=TOP, logit_bias=tuple((token, 100) for token in follow[:1])
+        ),
+        stopping=Stopping(max_tokens=len(expected)),
+    )
+    generator.add(0, request)
+    chosen: list[Chosen] = []
+    while generator.busy:
+        for piece in generator.step(0.0):
+            if piece.error:
+                raise EngineError(f"{root}: the engine cannot go on with the stored prompt: {piece.error}")
+            chosen += piece.tokens
+    for row, one in zip(expected, chosen, strict=True):
+        apart = _apart(row, one)
+        if not apart <= APART:
+            raise EngineError(
+                f"{root}: on this machine log-probabilities of the {TOP} best tokens are {apart:.2f} from the stored "
+                f"reference's, expected at most {APART}; build the bundle again here"
+            )
+
+
+def _apart(logits: NDArray[np.float64], chosen: Chosen) -> float:
+    """Mean distance of the best tokens' log-probabilities from those that the logits give them."""
+    peak = logits.max()
+    scale = peak + np.log(np.exp(logits - peak).sum())
+    tokens = [token for token, _ in chosen.top]
+    given = np.array([logprob for _, logprob in chosen.top])
+    return float(np.abs(given - (logits[tokens] - scale)).mean())
 
 
 def _refuse_nan(name: str, found: Array, expected: Array, root: Path) -> None:
