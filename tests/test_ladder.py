@@ -48,7 +48,9 @@ def candidate(precision: str, check: Check = HELD) -> Candidate:
     )
     plan = Plan(profile=PROFILE)
     engine = Engine(backend="fake", target="fake 1", path=Path(precision), graph=graph, plan=plan)
-    return Candidate(precision=precision, graph=graph, engine=engine, checks=(check,))
+    return Candidate(
+        precision=precision, graphs={"encoder": graph}, engines={"encoder": engine}, checks=(check,)
+    )
 
 
 def measured(candidates: Sequence[Candidate], times: Mapping[str, float], spread: float = 0.01) -> Measured:

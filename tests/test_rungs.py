@@ -31,7 +31,12 @@ def candidate(precision: str, worst: float = 0.9999) -> Candidate:
     engine = Engine(
         backend="fake", target="fake 1", path=Path(precision), graph=graph, plan=Plan(profile=Profile({}))
     )
-    return Candidate(precision=precision, graph=graph, engine=engine, checks=(replace(CHECK, worst=worst),))
+    return Candidate(
+        precision=precision,
+        graphs={"encoder": graph},
+        engines={"encoder": engine},
+        checks=(replace(CHECK, worst=worst),),
+    )
 
 
 def measured(fp32: float, bf16: float | None = None, spread: float = 0.01, rounds: int = 15) -> Measured:

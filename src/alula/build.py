@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 PROCESSOR_FILES = ("preprocessor_config.json",)
 
 REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
@@ -387,7 +386,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     return {
         "checkpoint": resolved.spec.digest,
         "tokenizer": [
-            _digest(resolved.checkpoint.root / name) for name in (*TOKENIZER_FILES, *PROCESSOR_FILES)
+            _digest(resolved.checkpoint.root / name) for name in (*families.TEXT_FILES, *PROCESSOR_FILES)
         ],
         "source": request.model,
         "spec": str(resolved.spec),

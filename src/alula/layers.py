@@ -24,7 +24,7 @@ RUNS = 30
 
 def layers_of(bundle: Bundle, *, times: Path | None = None) -> Report:
     """The report on a bundle's engine as it was built; `times` is a file that trtexec's --exportProfile wrote."""
-    engine = bundle.engine("encoder")
+    engine = bundle.answering
     document = _kept(bundle, engine)
     if times is not None:
         document = {**document, "times": _times(times)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +18,25 @@ from alula.core.errors import EngineError, MissingExtraError
 from alula.core.places import cache_root
 from alula.engines import GPU, runs_on, traits
 from alula.engines import backend as backend_named
+from alula.rehearsed import rehearsed
 from alula.verify import Sample, compare, held_to
 
 
 def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
-    """The bundle's engine if it was compiled for this machine; else one compiled again here, checked and kept.
+    """The engine of one part, made fit for this machine as `local_engines` does it."""
+    bundle.engine(part)
+    return local_engines(bundle)[part]
 
-    The new engine comes from the bundle's portable graph and must agree with the stored reference outputs,
-    or an EngineError says what differed. It is kept in the cache, since a bundle may be read-only. What a GPU's engine
-    takes is minutes of compiling and nobody's to begin unasked: a foreign one is refused with the command that does it.
+
+def local_engines(bundle: Bundle) -> Mapping[str, Engine]:
+    """The bundle's engines if they were compiled for this machine; else compiled again here, checked and kept.
+
+    The new engines come from the bundle's portable graphs and must agree with the stored reference outputs,
+    or an EngineError says what differed. They are kept in the cache, since a bundle may be read-only. What a GPU's
+    engine takes is minutes of compiling and nobody's to begin unasked: a foreign one is refused with the command that
+    does it.
     """
-    engine = bundle.engine(part)
+    engine = bundle.answering
     try:
         backend = backend_named(engine.backend)
     except MissingExtraError as error:
@@ -35,21 +44,27 @@ def local_engine(bundle: Bundle, part: str = "encoder") -> Engine:
     if why := traits(engine.backend).cannot_run:
         raise EngineError(
             f"{bundle.root}: built for {engine.target!r}, and that cannot run here: {why}; alula doctor says what "
-            f"can, and for this CPU it is: {cpu_command(bundle.manifest, bundle.root, part)}"
+            f"can, and for this CPU it is: {cpu_command(bundle.manifest, bundle.root)}"
         )
     if runs_on(engine.backend, engine.target, backend.target):
-        return engine
+        return bundle.manifest.engines
     if engine.backend in GPU:
         raise EngineError(
             f"{bundle.root}: built for {engine.target!r}, running on {backend.target!r}; build it again here: "
-            f"{rebuild_command(bundle.manifest, bundle.root, part)}"
+            f"{rebuild_command(bundle.manifest, bundle.root)}"
         )
-    key = of_value([engine.graph.digest, backend.target, str(engine.plan.profile)])
-    kept = replace(engine, target=backend.target, path=engines_folder() / key)
-    if not (kept.path.is_dir() and _opens(backend, kept)):
-        shutil.rmtree(kept.path, ignore_errors=True)
-        _compile_again(bundle, engine, backend, kept.path)
+    kept = {name: _kept(each, backend.target) for name, each in bundle.manifest.engines.items()}
+    if not all(each.path.is_dir() and _opens(backend, each) for each in kept.values()):
+        for each in kept.values():
+            shutil.rmtree(each.path, ignore_errors=True)
+        _compile_again(bundle, engine.target, backend, kept)
     return kept
+
+
+def _kept(engine: Engine, target: str) -> Engine:
+    """Where an engine for another target is kept."""
+    key = of_value([engine.graph.digest, target, str(engine.plan.profile)])
+    return replace(engine, target=target, path=engines_folder() / key)
 
 
 def engines_folder() -> Path:
@@ -74,10 +89,19 @@ def _opens(backend: Backend, engine: Engine) -> bool:
     return True
 
 
-def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
+def self_check(bundle: Bundle, engines: Mapping[str, Engine]) -> tuple[Check, ...]:
+    """Compare engines with the reference outputs that the build stored."""
+    precision = bundle.answering.graph.precision
+    if bundle.model.writes:
+        return rehearsed(bundle.stored, bundle.model).judge(engines, precision)
+    with closing(backend_named(bundle.answering.backend).open(engines["encoder"])) as session:
+        return stored_check(bundle, session)
+
+
+def stored_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
     """Compare a session with the reference outputs that the build stored."""
     precision = held_to(
-        bundle.engine("encoder").graph.precision,
+        bundle.answering.graph.precision,
         promised=bool(bundle.manifest.promise),
         comes_in=bundle.model.comes_in,
     )
@@ -89,19 +113,22 @@ def self_check(bundle: Bundle, session: Session) -> tuple[Check, ...]:
     return compare(stored.outputs, session, samples, bundle.model, precision, stored.reference)
 
 
-def _compile_again(bundle: Bundle, engine: Engine, backend: Backend, to: Path) -> None:
-    aside = beside(to, "compiling")
+def _compile_again(bundle: Bundle, built_for: str, backend: Backend, kept: Mapping[str, Engine]) -> None:
+    aside = {name: beside(engine.path, "compiling") for name, engine in kept.items()}
     try:
-        compiled = backend.compile(engine.graph, engine.plan, aside)
-        with closing(backend.open(compiled)) as session:
-            checks = self_check(bundle, session)
+        compiled = {
+            name: backend.compile(engine.graph, engine.plan, aside[name]) for name, engine in kept.items()
+        }
+        checks = self_check(bundle, compiled)
         if failed := [check for check in checks if not check.passed]:
             worst = ", ".join(f"{check.output} {check.metric} {check.worst:.3g}" for check in failed)
             raise EngineError(
-                f"{bundle.root}: built for {engine.target}; compiled again for {backend.target}, it does not agree "
+                f"{bundle.root}: built for {built_for}; compiled again for {backend.target}, it does not agree "
                 f"with the stored reference outputs: {worst} (limit {failed[0].limit:g})"
             )
-        put(aside, to)
+        for name, engine in kept.items():
+            put(aside[name], engine.path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    shrink(to.parent)
+        for folder in aside.values():
+            shutil.rmtree(folder, ignore_errors=True)
+    shrink(next(iter(kept.values())).path.parent)

@@ -11,13 +11,26 @@ from statistics import median, median_low
 from alula.core.engine import Plan, Traits
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile, Range, hull
+from alula.core.profile import DERIVED, Profile, Range, hull
 from alula.core.progress import Progress
 from alula.core.words import TENSORS, check_opset, precisions_of
 from alula.data import read
 from alula.engines import GPU
 
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
+
+WRITING_AXES = {
+    "batch": Range(1, 1, 64),
+    "length": Range(1, 1, 512),
+    "total": Range(1, 512, 1 << 20),
+    "source": Range(1, 128, 1 << 20),
+}
+"""Of models that write text: rows of a step, new tokens of each, with those before them, and what an encoder reads.
+
+Tuned for one token of one answer. A context may be as long as the model's: what a cache takes is for whoever runs it
+to bound.
+"""
+
 
 STEP = 8
 """Sizes that traffic shows are widened to multiples of this."""
@@ -52,13 +65,14 @@ class Wanted:
         return tuple(option for option, is_given in given.items() if is_given)
 
 
-def precisions_here(engine: str, wanted: str, traits: Traits) -> tuple[str, ...]:
+def precisions_here(engine: str, wanted: str, traits: Traits, *, writes: bool = False) -> tuple[str, ...]:
     """The precisions to try, highest first: of those asked for, what this version has.
 
-    Where nothing can be run nothing can be measured, so that one must be named there.
+    Where nothing can be run nothing can be measured, so that one must be named there. A model that `writes` text has
+    precisions of its own.
     """
     named = [word.strip() for word in wanted.split(",")]
-    found = precisions_of(engine, wanted)
+    found = precisions_of(engine, wanted, writes=writes)
     for word in named:
         if word in traits.lacks:
             raise InputError(f"precision {word!r}: {traits.lacks[word]}")
@@ -153,6 +167,8 @@ def _all_replace(axes: Mapping[str, Range], wanted: Wanted) -> bool:
 
 
 def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range]) -> Profile:
+    if spec.writes:
+        return _writing(spec, given)
     known = spec.part("encoder").axes
     if unknown := sorted(set(given) - set(known)):
         has = ", ".join(sorted(known)) or "none that is open: all of its sizes are fixed"
@@ -170,10 +186,41 @@ def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Ra
         return Profile(axes)
     length, longest = axes["length"], spec.max_length
     if "length" not in given:
-        axes["length"] = Range(*(min(size, longest) for size in (length.min, length.opt, length.max)))
+        axes["length"] = _at_most(length, longest)
     elif length.max > longest:
         raise InputError(f"axis 'length' up to {length.max}; {spec.name} takes {longest} tokens at most")
     return Profile(axes)
+
+
+def _writing(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
+    """The sizes of all parts of a model that writes text."""
+    known = [axis for part in spec.parts for axis in part.axes if axis not in DERIVED]
+    for axis in given:
+        if axis in DERIVED:
+            raise InputError(f"axis {axis!r} is {DERIVED[axis]}, and not given")
+        if axis not in known:
+            raise InputError(f"no axis {axis!r}; {spec.name} has {', '.join(sorted(set(known)))}")
+    if "total" in given and spec.start_id < 0 and given["total"].max > spec.max_length:
+        raise InputError(
+            f"axis 'total' up to {given['total'].max}; {spec.name} takes {spec.max_length} tokens at most"
+        )
+    usual = {axis: _at_most(WRITING_AXES[axis], spec.max_length) for axis in known if axis != "batch"}
+    axes = {"batch": WRITING_AXES["batch"], **usual, **given}
+    total = axes["total"]
+    length = given.get("length", _at_most(axes["length"], total.max))
+    if length.min > 1:
+        raise InputError(f"axis 'length' from {length.min}; answers are written token by token, so from 1")
+    if length.max > total.max:
+        raise InputError(
+            f"axis 'length' up to {length.max}, and 'total', which has it in it, up to {total.max}"
+        )
+    past = Range(0, max(0, total.opt - length.opt), total.max - 1, least=0)
+    axes.update(length=length, past=past, answers=Range(1, 1, length.max))
+    return Profile({axis: axes[axis] for axis in sorted(axes)})
+
+
+def _at_most(sizes: Range, most: int) -> Range:
+    return Range(*(min(size, most) for size in (sizes.min, sizes.opt, sizes.max)))
 
 
 def _usual(spec: ModelSpec) -> Mapping[str, Range]:
@@ -185,6 +232,8 @@ def seen_in(
     traffic: Path, spec: ModelSpec, folder: Path, progress: Progress, *, skip_bad: bool = False
 ) -> dict[str, Range]:
     """The ranges of the axes that rows decide; `folder` holds the tokenizer or the image processor."""
+    if spec.writes:
+        raise InputError("--profile-from is for models that answer in one call; give sizes with --axis")
     # Not at the top: a build without traffic needs no tokenizer, and one of texts no Pillow.
     from alula.questions import sizes_of  # noqa: PLC0415
 

@@ -16,8 +16,9 @@ from alula.core.progress import Progress
 from alula.data import read
 from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
-from alula.local import local_engine, self_check
+from alula.local import local_engine, local_engines, self_check, stored_check
 from alula.questions import BUDGET, Promise, questions_of
+from alula.scripts import rehearse
 from alula.verify import load_metric
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
@@ -57,6 +58,8 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
     checkpoint the stored outputs are all there is, and for an engine that never ran before, that rows in a batch are
     what they are alone.
     """
+    if bundle.model.writes:
+        return _verify_writer(bundle, request, progress)
     _refuse_unjudged(bundle, request)
     spec, engine, stored = bundle.model, local_engine(bundle), bundle.stored.reference
     profile, precision = engine.plan.profile, engine.graph.precision
@@ -73,7 +76,7 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
         checks: tuple[Check, ...] = ()
         if not evidence or REFERENCES.index(stored) < REFERENCES.index(evidence[0].reference):
             with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
-                checks += self_check(bundle, session)
+                checks += stored_check(bundle, session)
         if evidence or not bundle.checks:
             against = ", ".join(item.reference for item in evidence) or "itself"
             with progress.phase(f"compare {precision} with {against}"):
@@ -81,6 +84,29 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
                     evidence, session, spec, profile, precision, promised=bool(bundle.manifest.promise)
                 )
     return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
+
+
+def _verify_writer(bundle: Bundle, request: VerifyRequest, progress: Progress) -> Bundle:
+    """The same for a model that writes text: its scripts are performed again."""
+    if request.data is not None or request.budget is not None or request.metric is not None:
+        raise InputError(f"--data, --budget and --metric are not for task {bundle.model.task!r} yet")
+    spec, engines, stored = bundle.model, local_engines(bundle), bundle.stored.reference
+    precision, checkpoint = bundle.answering.graph.precision, checkpoint_of(bundle, request.model)
+    checks: tuple[Check, ...] = ()
+    asked = None
+    if checkpoint is None:
+        _refuse_other(request, stored)
+    else:
+        asked = choose(request.reference, spec)
+        with progress.phase(f"ask the reference ({asked})"):
+            profile = bundle.answering.plan.profile
+            rehearsed = rehearse(asked, checkpoint, spec, profile, bundle.tokenizer)
+        with progress.phase(f"compare {precision} with {asked}"):
+            checks += rehearsed.judge(engines, precision)
+    if asked is None or REFERENCES.index(stored) < REFERENCES.index(asked):
+        with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
+            checks += self_check(bundle, engines)
+    return bundle.with_checks(checks)
 
 
 def _refuse_unjudged(bundle: Bundle, request: VerifyRequest) -> None:
@@ -127,6 +153,11 @@ def _replaces(new: Check, old: Check) -> bool:
 def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:
     """Measure the engines of bundles of one model, and PyTorch, in turns; each bundle keeps its own rows."""
     first = bundles[0]
+    if first.model.writes:
+        raise InputError(
+            f"{first.root}: bench measures models that answer in one call; alula inspect shows how fast its build "
+            "found this one to write"
+        )
     for bundle in bundles:
         if bundle.model.digest != first.model.digest or bundle.model.task != first.model.task:
             raise InputError(

@@ -8,17 +8,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from alula import families, graphs
-from alula.bench import Contender, Measured, Ratio, Turns, measure
+from alula.bench import Contender, Measured, Ratio, Shape, Turns, measure, measure_calls
 from alula.bundles import Draft, Rung
 from alula.calibrate import Calibration
 from alula.core.check import Check
-from alula.core.engine import Backend, Engine, Plan
+from alula.core.engine import Backend, Engine, Plan, Session
 from alula.core.errors import CompileError
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
 from alula.evidence import Evidence, judge_all
+from alula.rehearsed import Rehearsed, Stepping, past_of
 
 ROUNDS = 15
 
@@ -30,14 +31,14 @@ NO_LAYERS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One precision, compiled and judged; `kept` are the layers that it leaves in a higher one.
+    """One precision, compiled and judged, by part; `kept` are the layers that it leaves in a higher one.
 
     Without checks nobody has judged it.
     """
 
     precision: str
-    graph: Graph
-    engine: Engine
+    graphs: Mapping[str, Graph]
+    engines: Mapping[str, Engine]
     checks: tuple[Check, ...]
     kept: tuple[str, ...] = ()
 
@@ -48,16 +49,17 @@ class Candidate:
 
     @property
     def bytes(self) -> int:
-        """What the graph and its weights take on disk."""
-        files = self.graph.path.parent.glob(f"{self.graph.path.name}*")
-        return sum(path.stat().st_size for path in files)
+        """What the graphs and their weights take on disk."""
+        paths = (graph.path for graph in self.graphs.values())
+        return sum(file.stat().st_size for path in paths for file in path.parent.glob(f"{path.name}*"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
     """What every candidate of one build has in common.
 
-    `calibration` is what int8 needs, `beyond` are the nodes that fp16 must leave alone: values there do not fit.
+    `calibration` is what int8 needs, `beyond` are the nodes that fp16 must leave alone: values there do not fit. A
+    model that writes text is judged by what was `rehearsed`, every other one by the evidence.
     """
 
     checkpoint: families.Checkpoint
@@ -66,51 +68,63 @@ class Workshop:
     plan: Plan
     opset: int | None
     draft: Draft
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...] = ()
+    rehearsed: Rehearsed | None = None
     calibration: Calibration | None = None
     beyond: frozenset[str] = NO_LAYERS
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
         compiled = self.compiled(precision, progress, keep)
-        against = ", ".join(item.reference for item in self.evidence)
-        with (
-            progress.phase(f"compare {precision} with {against}"),
-            closing(self.backend.open(compiled.engine)) as session,
-        ):
+        references = [each.reference for each in (*self.evidence, self.rehearsed) if each is not None]
+        with progress.phase(f"compare {precision} with {', '.join(references)}"):
+            return replace(compiled, checks=self._judged(compiled))
+
+    def _judged(self, compiled: Candidate) -> tuple[Check, ...]:
+        precision = compiled.precision
+        if self.rehearsed is not None:
+            return self.rehearsed.judge(compiled.engines, precision)
+        with closing(self.backend.open(compiled.engines["encoder"])) as session:
             promised = any(item.promise is not None for item in self.evidence)
             profile = self.plan.profile
-            checks = judge_all(self.evidence, session, self.spec, profile, precision, promised=promised)
-        return replace(compiled, checks=checks)
+            return judge_all(self.evidence, session, self.spec, profile, precision, promised=promised)
 
     def compiled(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
-        """Write the graph at this precision and compile it."""
-        with progress.phase(f"write the {precision} graph"):
-            path = self.draft.graph_path("encoder", precision)
-            graph = graphs.save(self.written(precision, keep), path, precision)
-        with progress.phase(f"compile {precision} for {self.backend.target}") as note:
-            folder = self.draft.engine_path("encoder", f"{self.backend.name}.{precision}")
-            try:
-                engine = self.backend.compile(graph, self.plan, folder, note=note)
-            except CompileError as error:
-                # Nobody finds the file where it lies: the draft is gone when this is read.
-                raise CompileError(str(error).replace(str(path), f"the {precision} graph")) from error
-        kept = keep | self._beyond(precision)
-        return Candidate(precision=precision, graph=graph, engine=engine, checks=(), kept=tuple(sorted(kept)))
+        """Write the graph of each part at this precision and compile it."""
+        made: dict[str, Engine] = {}
+        for part in self.spec.parts:
+            of = "" if len(self.spec.parts) == 1 else f" of the {part.name}"
+            with progress.phase(f"write the {precision} graph{of}"):
+                path = self.draft.graph_path(part.name, precision)
+                graph = graphs.save(self.written(part.name, precision, keep), path, precision)
+            with progress.phase(f"compile {precision}{of} for {self.backend.target}") as note:
+                folder = self.draft.engine_path(part.name, f"{self.backend.name}.{precision}")
+                try:
+                    made[part.name] = self.backend.compile(graph, self.plan.of(part), folder, note=note)
+                except CompileError as error:
+                    # Nobody finds the file where it lies: the draft is gone when this is read.
+                    raise CompileError(str(error).replace(str(path), f"the {precision} graph")) from error
+        return Candidate(
+            precision=precision,
+            graphs={name: engine.graph for name, engine in made.items()},
+            engines=made,
+            checks=(),
+            kept=tuple(sorted(keep | self._beyond(precision))),
+        )
 
-    def written(self, precision: str, keep: frozenset[str]) -> graphs.Model:
-        """The graph of the checkpoint with this precision in it, as the engine runs it best."""
+    def written(self, part: str, precision: str, keep: frozenset[str]) -> graphs.Model:
+        """The graph of one part of the checkpoint with this precision in it, as the engine runs it best."""
         opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
-        model = families.write(self.checkpoint, self.spec, "encoder", opset)
-        if precision.startswith("int8"):
+        model = families.write(self.checkpoint, self.spec, part, opset)
+        if precision in {"int8", "int8-mixed"}:
             assert self.calibration is not None
             ranges, smoothing = self.calibration.ranges, self.calibration.smoothing
             scheme = graphs.scheme_for(self.backend.name)
             model = graphs.quantize(model, ranges, smoothing=smoothing, keep=keep, scheme=scheme)
             keep = NO_LAYERS
-        if precision == "int4-weights":
-            assert self.calibration is not None
-            model = graphs.pack_int4(model, smoothing=self.calibration.smoothing)
+        if precision.endswith("-weights"):
+            smoothing = self.calibration.smoothing if self.calibration else {}
+            model = graphs.pack(model, self.backend.name, precision, smoothing=smoothing)
         passes = graphs.passes_for(
             self.backend.name, precision, self.opset, keep=keep | self._beyond(precision)
         )
@@ -122,36 +136,53 @@ class Workshop:
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
-        tuned = self.plan.profiles[0].axes
-        shape = tuple(
-            tuned[axis].min if axis == "batch" else tuned[axis].opt for axis in self.spec.parts[0].axes
-        )
         with ExitStack() as stack:
             contenders = [
                 Contender(
                     engine=self.backend.name,
                     precision=c.precision,
-                    session=stack.enter_context(closing(self.backend.open(c.engine))),
+                    session=stack.enter_context(closing(self._opened(c))),
                 )
                 for c in candidates
             ]
-            return measure(contenders, self.spec, [shape], Turns(rounds=ROUNDS))
+            if self.spec.writes:
+                # One token of one answer is what bounds writing, and what weights of fewer bits are for.
+                past = past_of(self.plan.profile.axes["total"].max)
+                return measure_calls(contenders, {}, (f"1 behind {past}", 1), Turns(rounds=ROUNDS))
+            return measure(contenders, self.spec, [self._shape], Turns(rounds=ROUNDS))
+
+    def _opened(self, candidate: Candidate) -> Session:
+        if self.spec.writes:
+            return Stepping(candidate.engines, self.spec)
+        return self.backend.open(candidate.engines["encoder"])
+
+    @property
+    def _shape(self) -> Shape:
+        """One row, or as few as there must be, of the tuned sizes."""
+        tuned = self.plan.profiles[0].axes
+        return tuple(
+            tuned[axis].min if axis == "batch" else tuned[axis].opt for axis in self.spec.parts[0].axes
+        )
 
     def discard(self, candidate: Candidate) -> None:
         """Remove what a candidate put into the draft."""
-        for path in self.draft.scratch.glob(f"graphs/{candidate.graph.path.name}*"):
-            path.unlink()
-        shutil.rmtree(candidate.engine.path)
+        for graph in candidate.graphs.values():
+            for path in self.draft.scratch.glob(f"graphs/{graph.path.name}*"):
+                path.unlink()
+        for engine in candidate.engines.values():
+            shutil.rmtree(engine.path)
 
     def discard_losers(self, candidates: Sequence[Candidate], taken: Candidate) -> tuple[Graph, ...]:
-        """Remove all but the one taken, unfinished ones too; the fp32 graph stays, since any CPU can compile it."""
-        kept = tuple(c.graph for c in candidates if c is taken or c.precision == "fp32")
+        """Remove all but the one taken, unfinished ones too; the fp32 graphs stay, since any CPU can compile them."""
+        kept = tuple(
+            graph for c in candidates if c is taken or c.precision == "fp32" for graph in c.graphs.values()
+        )
         names = {graph.path.name for graph in kept}
         for path in (self.draft.scratch / "graphs").iterdir():
             if path.name.removesuffix(".data") not in names:
                 path.unlink()
         for path in (self.draft.scratch / "engines").iterdir():
-            if path != taken.engine.path:
+            if path not in {engine.path for engine in taken.engines.values()}:
                 shutil.rmtree(path)
         return kept
 

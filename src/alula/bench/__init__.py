@@ -1,7 +1,16 @@
 """How fast? Statistics and load, in turns."""
 
 from alula.bench.apart import Footprint, line_of, measure_apart, watch
-from alula.bench.measure import Contender, Measured, Shape, Turns, full_feeds, measure, shape_name
+from alula.bench.measure import (
+    Contender,
+    Measured,
+    Shape,
+    Turns,
+    full_feeds,
+    measure,
+    measure_calls,
+    shape_name,
+)
 from alula.bench.report import figure, table
 from alula.bench.rows import BenchRow, RatioRow, parse_row
 from alula.bench.statistics import Latency, Ratio
@@ -21,6 +30,7 @@ __all__ = [
     "line_of",
     "measure",
     "measure_apart",
+    "measure_calls",
     "parse_row",
     "shape_name",
     "table",

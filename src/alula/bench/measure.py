@@ -87,13 +87,26 @@ def measure(
     rows: list[BenchRow] = []
     ratios: list[RatioRow] = []
     for shape in shapes:
-        feeds = full_feeds(spec, shape)
-        times = in_turns([c.session for c in contenders], feeds, turns, clock)
         items = dict(zip(spec.parts[0].axes, shape, strict=True)).get("batch", 1)
-        measured = [_row(c, shape, items, t) for c, t in zip(contenders, times, strict=True)]
-        rows += measured
-        ratios += _ratios(measured, times)
+        measured = measure_calls(
+            contenders, full_feeds(spec, shape), (shape_name(shape), items), turns, clock
+        )
+        rows += measured.rows
+        ratios += measured.ratios
     return Measured(rows=tuple(rows), ratios=tuple(ratios))
+
+
+def measure_calls(
+    contenders: Sequence[Contender],
+    feeds: Feeds,
+    named: tuple[str, int],
+    turns: Turns,
+    clock: Clock = time.perf_counter_ns,
+) -> Measured:
+    """The same call to every contender, in turns; it is `named` by its shape and how many items it answers."""
+    times = in_turns([c.session for c in contenders], feeds, turns, clock)
+    rows = [_row(c, named, t) for c, t in zip(contenders, times, strict=True)]
+    return Measured(rows=tuple(rows), ratios=tuple(_ratios(rows, times)))
 
 
 def in_turns(
@@ -141,12 +154,13 @@ def _timed(session: Session, feeds: Feeds, clock: Clock) -> float:
     return (clock() - begun) / 1e6
 
 
-def _row(contender: Contender, shape: Shape, items: int, times: Times) -> BenchRow:
+def _row(contender: Contender, named: tuple[str, int], times: Times) -> BenchRow:
+    shape, items = named
     calls = latency([time_ms for turn in times for time_ms in turn])
     return BenchRow(
         engine=contender.engine,
         precision=contender.precision,
-        shape=shape_name(shape),
+        shape=shape,
         runs=calls.runs,
         p50_ms=calls.p50_ms,
         p90_ms=calls.p90_ms,

@@ -79,6 +79,11 @@ class Bundle:
         """The folder that says how rows become feeds: the tokenizer's, or the image processor's."""
         return self.tokenizer if self.model.reads_text else self.root / "processor"
 
+    @property
+    def answering(self) -> Engine:
+        """The engine of the part that gives answers."""
+        return self.manifest.answering
+
     def engine(self, part: str) -> Engine:
         """The engine of one part."""
         if part not in self.manifest.engines:

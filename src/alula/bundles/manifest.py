@@ -68,6 +68,14 @@ class Manifest:
     built_on: Mapping[str, Any]
 
     @property
+    def answering(self) -> Engine:
+        """The engine of the part that gives answers, whose axes are those of all parts."""
+        for part in ("decoder", "encoder"):
+            if part in self.engines:
+                return self.engines[part]
+        raise ManifestError("holds no engine", "engines")
+
+    @property
     def identity(self) -> str:
         """A digest of all but the evidence, which `verify` and `bench` renew."""
         return identity(self.to_json())
@@ -291,7 +299,8 @@ def _parse_profile(raw: Mapping[str, Any]) -> Profile:
         if len(sizes) != 3 or any(type(size) is not int for size in sizes):
             raise ManifestError(f"is {sizes}, expected three whole numbers", axis)
         try:
-            axes[axis] = Range(*sizes, least=0 if axis == PAST else 1)
+            low, tuned, high = sizes
+            axes[axis] = Range(low, tuned, high, 0 if axis == PAST else 1)
         except InputError as error:
             raise ManifestError(str(error), axis) from error
     return Profile(axes)

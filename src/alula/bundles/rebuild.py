@@ -9,7 +9,7 @@ from pathlib import Path
 from alula.bundles.manifest import Manifest
 from alula.core.engine import Plan
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile
+from alula.core.profile import DERIVED, Profile, Range
 from alula.core.units import bytes_as_text, seconds_as_text
 from alula.core.words import TENSORS
 
@@ -18,22 +18,22 @@ SHORT = ("batch", "length", "height", "width")
 USUAL_CALIBRATION = "min-max"
 
 
-def rebuild_command(manifest: Manifest, root: Path, part: str = "encoder") -> str:
+def rebuild_command(manifest: Manifest, root: Path) -> str:
     """What makes the same bundle at `root` where it is to run, ready for a shell. Pure.
 
     Rows are not in a bundle: where it was proved on some, their file is named as it was.
     """
-    engine = manifest.engines[part]
+    engine = manifest.answering
     words = ["--target", engine.backend, "--precision", engine.graph.precision]
     words += [*_model(manifest.model, manifest.source), *_sizes(engine.plan), *settings_of(engine.plan)]
     return shlex.join(["alula", "build", manifest.source, "-o", str(root), *words, *_rows(manifest)])
 
 
-def cpu_command(manifest: Manifest, root: Path, part: str = "encoder") -> str:
+def cpu_command(manifest: Manifest, root: Path) -> str:
     """What makes a bundle of the same model for a CPU, beside `root`. Pure."""
     to = root.with_name(f"{root.name}-cpu")
     words = ["--target", "cpu", *_model(manifest.model, manifest.source)]
-    words += _axes(manifest.engines[part].plan.profile)
+    words += _axes(manifest.answering.plan.profile)
     return shlex.join(["alula", "build", manifest.source, "-o", str(to), *words, *_rows(manifest)])
 
 
@@ -66,14 +66,19 @@ def _model(model: ModelSpec, source: str) -> Iterator[str]:
 def _sizes(plan: Plan) -> Iterator[str]:
     if plan.tuned:
         for profile in plan.tuned:
-            yield from ("--profile", ",".join(f"{axis}={sizes}" for axis, sizes in profile.axes.items()))
+            yield from ("--profile", ",".join(f"{axis}={sizes}" for axis, sizes in _given(profile)))
     else:
         yield from _axes(plan.profile)
 
 
 def _axes(profile: Profile) -> Iterator[str]:
-    for axis, sizes in profile.axes.items():
+    for axis, sizes in _given(profile):
         yield from (f"--{axis}", str(sizes)) if axis in SHORT else ("--axis", f"{axis}={sizes}")
+
+
+def _given(profile: Profile) -> Iterator[tuple[str, Range]]:
+    """The sizes that do not follow from others."""
+    yield from ((axis, sizes) for axis, sizes in profile.axes.items() if axis not in DERIVED)
 
 
 def settings_of(plan: Plan) -> Iterator[str]:

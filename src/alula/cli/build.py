@@ -230,7 +230,7 @@ def report(bundle: Bundle, *, as_json: bool, cached: bool, seconds: float) -> No
     print_rungs(bundle)
     if bundle.manifest.promise:
         print(f"promise: {promised(bundle)}")
-    engine = bundle.engine("encoder")
+    engine = bundle.answering
     print(
         f"{bundle.root}: {bundle.model.name}, {bundle.model.task}, {engine.graph.precision} on {engine.target}, "
         f"{engine.graph.nodes} nodes; {verdict(bundle)}; "

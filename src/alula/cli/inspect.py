@@ -165,13 +165,13 @@ def _parse_shape(text: str) -> tuple[int, ...]:
 def _name(path: Path, opened: Bundle | None) -> str:
     if opened is None:
         return path.name
-    engine = opened.engine("encoder")
+    engine = opened.answering
     return f"{opened.model.name}, {engine.backend} {engine.graph.precision}"
 
 
 def facts(bundle: Bundle) -> list[tuple[str, str]]:
     """The bundle in a dozen lines."""
-    model, engine = bundle.model, bundle.engine("encoder")
+    model, engine = bundle.model, bundle.answering
     size = sum(record.bytes for record in bundle.manifest.files)
     built_on = bundle.manifest.built_on
     rows = [

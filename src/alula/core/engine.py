@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from alula.core.graph import Graph
+from alula.core.model import Part
 from alula.core.profile import Profile
 from alula.core.progress import Note, quiet
 from alula.core.tensor import Feeds, TensorSpec
@@ -38,6 +39,10 @@ class Plan:
     def profiles(self) -> tuple[Profile, ...]:
         """Those that are tuned for, one at least."""
         return self.profile.parts
+
+    def of(self, part: Part) -> Plan:
+        """The plan of one part of a model: the sizes of its own axes."""
+        return replace(self, profile=self.profile.of(part.axes), tuned=self.profile.of(part.axes).tuned)
 
 
 LAYERS = "layers.json"

@@ -13,6 +13,10 @@ PAST = "past"
 """The axis of what a decoder has seen before, which may be empty."""
 
 
+DERIVED: Mapping[str, str] = {PAST: "total less length", "answers": "at most length"}
+"""Axes of a decoder that follow from others, and how."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Smallest, tuned and largest size of one axis, which may be empty where `least` is 0."""
@@ -45,6 +49,11 @@ class Profile:
     def parts(self) -> tuple[Profile, ...]:
         """The profiles it is made of, each without gaps: the tuned ones, or itself."""
         return self.tuned or (self,)
+
+    def of(self, axes: Collection[str]) -> Profile:
+        """The same sizes, of these axes alone: those of one part of a model."""
+        kept = {axis: sizes for axis, sizes in self.axes.items() if axis in axes}
+        return Profile(kept, tuple(part.of(axes) for part in self.tuned))
 
     def shapes(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The (min, opt, max) shapes of one tensor."""

@@ -66,7 +66,7 @@ def reference(
     refuse_unless_offered("torch", dtype)
     loader = LOADERS[choice("task", spec.task, tuple(LOADERS))]
     torch.set_num_threads(host.threads_or_all(threads))
-    model = _load(loader, checkpoint_root, DTYPES[dtype], headless=spec.task == "embeddings")
+    model = load(loader, checkpoint_root, DTYPES[dtype], headless=spec.task == "embeddings")
     tail = _embedding(checkpoint_root, spec) if spec.task == "embeddings" else None
     return TorchSession(spec, model, tail, profile or _whole(spec))
 
@@ -115,7 +115,7 @@ class TorchSession:
         self._model = self._tail = None
 
 
-def _load(loader: Loader, root: Path, dtype: torch.dtype, *, headless: bool) -> torch.nn.Module:
+def load(loader: Loader, root: Path, dtype: torch.dtype, *, headless: bool) -> torch.nn.Module:
     """The model in eval mode; weights that are missing are refused, as transformers would make them up."""
     try:
         with _no_progress():

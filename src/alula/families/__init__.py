@@ -18,6 +18,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
+from alula.families.text_files import FILES as TEXT_FILES
 from alula.families.text_files import write_text_files
 from alula.families.writing import weights_of
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ONNX",
+    "TEXT_FILES",
     "TOKENIZER",
     "Checkpoint",
     "Original",

@@ -14,6 +14,7 @@ from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
 from alula.verify.limits import CALIBRATED, LIMITS, Limits, held_to, limits_for, metrics_for, metrics_of
+from alula.verify.next_tokens import Said, Script, compare_next_tokens, losses, same_next_tokens, some_of
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
@@ -29,13 +30,16 @@ __all__ = [
     "Labelled",
     "Limits",
     "Prediction",
+    "Said",
     "Sample",
+    "Script",
     "UserMetric",
     "Verdict",
     "alone",
     "budget_limits",
     "clauses_for",
     "compare",
+    "compare_next_tokens",
     "draw",
     "held_to",
     "invariance",
@@ -43,8 +47,11 @@ __all__ = [
     "judge_labels",
     "limits_for",
     "load_metric",
+    "losses",
     "metrics_for",
     "metrics_of",
     "parse_budget",
+    "same_next_tokens",
+    "some_of",
     "texts_for",
 ]

@@ -19,6 +19,7 @@ HIGHER_IS_BETTER = frozenset(
         "decision_agreement",
         "order_agreement",
         "span_agreement",
+        "next_token_agreement",
     }
 )
 """Metrics that count sameness; all others count distance."""
@@ -129,6 +130,77 @@ LIKE: Mapping[str, str] = {
 
 CALIBRATED = frozenset({"int8", "int8-mixed", "fp8", "int8-weights", "int4-weights"})
 """Precisions that a budget judges; random token ids, for which no range was measured, say nothing about them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextTokens:
+    """What a precision may cost a model that writes text, where nobody gave a budget on rows of their own.
+
+    `max_error` is the largest difference of a logit as a share of the largest logit, None where only what is said of
+    the next token counts; `near` is how much less than its best token, in logits, the reference may give another for
+    either to be taken; `agreement` the least share of next tokens that are the reference's own, and `divergence` the
+    mean of Kullback and Leibler's from it, in nats a token.
+    """
+
+    max_error: float | None
+    near: float
+    agreement: float
+    divergence: float
+    reason: str
+
+
+NEXT_TOKENS: Mapping[str, NextTokens] = {
+    "fp32": NextTokens(
+        max_error=1e-4,
+        near=1e-3,
+        agreement=1.0,
+        divergence=1e-5,
+        reason=(
+            "as for every model 1e-4 of the scale; logits are some ten to thirty, of which that is 1e-3 and more, so "
+            "that tokens nearer than 1e-3 are the summation's to choose and no others are. errors of 3e-3 in all "
+            "logits diverge by half of their square, 4.5e-6"
+        ),
+    ),
+    "bf16": NextTokens(
+        max_error=5e-2,
+        near=0.25,
+        agreement=0.99,
+        divergence=1e-2,
+        reason=(
+            "2 % of logits that spread over some nats is 0.06 to 0.1 nats, whose half square is 2e-3 to 5e-3; a "
+            "choice between two tokens of which one is less than 1.3 times as likely is the precision's to make, and "
+            "of the clear ones one in a hundred may fall to the worst errors. eight bits by block in another engine "
+            "diverge by 1.4e-3 on a model of eight billion, three bits by 0.1"
+        ),
+    ),
+    "int8-weights": NextTokens(
+        max_error=None,
+        near=0.25,
+        agreement=0.99,
+        divergence=1e-2,
+        reason="a weight of eight bits by block is rounded as far as one of bf16 is, and is held to the same",
+    ),
+    "int4-weights": NextTokens(
+        max_error=None,
+        near=1.0,
+        agreement=0.95,
+        divergence=0.1,
+        reason=(
+            "what is known of sound four-bit forms is 0.03 to 0.07 nats a token on eight billion weights, and that of "
+            "three bits 0.1; small models have less to spare. one token in twenty may be another than the clear best "
+            "one. who cannot have that gives rows and a budget with --data, or names another precision"
+        ),
+    ),
+}
+
+
+def next_tokens_for(precision: str) -> NextTokens:
+    """The limits of a precision for models that write text, by its name."""
+    if precision not in NEXT_TOKENS:
+        raise InputError(
+            f"no limits on next tokens for precision {precision!r}; there are {sorted(NEXT_TOKENS)}"
+        )
+    return NEXT_TOKENS[precision]
 
 
 def limits_for(precision: str) -> Limits:
