@@ -178,6 +178,17 @@ def test_profiles_are_chosen_by_size_and_gaps_between_them_are_refused(graph: Gr
     session.close()
 
 
+def test_a_context_is_made_when_its_profile_is_used_first(graph: Graph, tmp_path: Path) -> None:
+    session = pretended(graph, Plan(profile=PROFILE, tuned=TUNED), tmp_path / "engine")
+    assert session._lanes[0]._contexts == {}
+    session.run(feeds(16, 32))
+    assert [*session._lanes[0]._contexts] == [1]
+    session.run(feeds(1, 128))
+    session.run(feeds(1, 128))
+    assert [*session._lanes[0]._contexts] == [1, 0]
+    session.close()
+
+
 def test_a_thousand_mixed_requests_keep_memory_level(graph: Graph, tmp_path: Path) -> None:
     cudart = FakeCudart()
     session = pretended(graph, Plan(profile=PROFILE), tmp_path / "engine", cudart)
