@@ -28,6 +28,7 @@ KINDS = (
     "function with an encoder",
     "llama on onnxruntime",
     "llama on openvino",
+    "llama on openvino",
     "t5 on onnxruntime",
     "t5 on openvino",
 )
