@@ -244,15 +244,9 @@ def _logits(b: Builder, states: ir.Value, s: T5Settings) -> ir.Value:
     if not _is_tied(b):
         b.require_rows(HEAD, s.vocab, "vocab_size")
         return b.op("MatMul", states, b.weight(HEAD, s.vocab, s.hidden, transposed=True), path="lm_head")
-    # Gemm takes the table as the lookup has it, and so it is stored once.
-    flat = b.op("Reshape", states, b.ints(-1, s.hidden), path="lm_head")
-    table = b.weight(EMBEDDING, s.vocab, s.hidden)
-    flat = b.op("Gemm", flat, table, path="lm_head", transB=1)
-    shape = b.op(
-        "Slice", b.op("Shape", states, path="lm_head"), b.ints(0), b.ints(2), b.ints(0), path="lm_head"
-    )
-    shape = b.op("Concat", shape, b.ints(s.vocab), path="lm_head", axis=0)
-    return b.op("Reshape", flat, shape, path="lm_head")
+    # The table as the lookup has it, and so it is stored once: engines fold the transpose.
+    table = b.op("Transpose", b.weight(EMBEDDING, s.vocab, s.hidden), path="lm_head", perm=[1, 0])
+    return b.op("MatMul", states, table, path="lm_head")
 
 
 def _is_tied(b: Builder) -> bool:

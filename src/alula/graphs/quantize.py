@@ -13,7 +13,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 from alula.core.errors import InputError
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.layers import activations, cost, is_convolution, layers_of, read_by, result_of
-from alula.graphs.passes.pack import PackInt4
+from alula.graphs.passes.pack import Packing, PackWeights
 from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
 from alula.graphs.passes.split import SplitGemm
@@ -29,6 +29,9 @@ _SCHEMES: Mapping[str, Scheme] = {
     "tensorrt": _TENSORRT,
     "tensorrt-rtx": _TENSORRT,
 }
+_EIGHT_BITS = Packing(bits=8, blocks=(64, 32, 16))
+_FOUR_BITS = Packing(bits=4, blocks=(32, 16), zeros="whole")
+_FOUR_BITS_REAL = Packing(bits=4, blocks=(32, 16), zeros="real")
 _PREPARED: tuple[Pass, ...] = (
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     FoldAffine(),
@@ -132,9 +135,29 @@ def costs(model: ir.Model) -> dict[str, int]:
     return {str(node.name): cost(node) for node in layers_of(prepared)}
 
 
-def pack_int4(model: ir.Model, *, keep: frozenset[str] = frozenset(), smoothing: Factors = _NONE) -> ir.Model:
-    """A copy whose linears, those named in `keep` excepted, read their weights from four bits; all else is fp32.
+def pack(
+    model: ir.Model,
+    engine: str,
+    precision: str,
+    *,
+    keep: frozenset[str] = frozenset(),
+    smoothing: Factors = _NONE,
+) -> ir.Model:
+    """A copy whose linears, those named in `keep` excepted, read their weights from eight or four bits.
 
-    Smoothing moves precision to the channels that are large: with it MiniLM loses a quarter less.
+    Nothing is calibrated. Smoothing, where there is any, moves precision to the channels that are large: with it MiniLM
+    in four bits loses a quarter less.
     """
-    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackInt4(keep)])
+    packing = packing_for(engine, precision)
+    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackWeights(packing, keep)])
+
+
+def packing_for(engine: str, precision: str) -> Packing:
+    """How weights are stored where this engine is to run fast."""
+    if precision == "int8-weights":
+        return _EIGHT_BITS
+    if precision == "int4-weights":
+        return _FOUR_BITS_REAL if engine == "openvino" else _FOUR_BITS
+    raise InputError(
+        f"precision {precision!r} stores no weights in few bits; int8-weights and int4-weights do"
+    )

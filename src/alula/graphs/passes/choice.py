@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from alula.graphs.passes.caches import is_cache
 from alula.graphs.passes.casts import FP32, MOVES
 from alula.graphs.passes.edit import first_input, is_constant
 
@@ -129,14 +130,14 @@ def _is_product(node: ir.Node, policy: Policy) -> bool:
     if is_quantised(node) and not policy.quantised:
         return False
     if is_layer(node):
-        return (policy.maps or node.op_type in _PRODUCTS) and not _reaches_output(node)
+        return (policy.maps or node.op_type in _PRODUCTS) and not reaches_output(node)
     return node.op_type in _PRODUCTS and (_reaches_softmax(node) or _comes_from_softmax(node))
 
 
-def _reaches_output(node: ir.Node) -> bool:
-    """Whether a result gets out without passing a norm or another layer."""
+def reaches_output(node: ir.Node) -> bool:
+    """Whether a result gets out without passing a norm or another layer, and not as a cache."""
     return any(
-        value.is_graph_output()
+        value.is_graph_output() and not is_cache(value)
         for each in _downstream(node, lambda n: n.op_type not in NORMS and not is_layer(n))
         for value in each.outputs
     )

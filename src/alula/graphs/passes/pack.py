@@ -1,8 +1,11 @@
-"""Weights of linears in four bits, restored by block as they are read; activations stay fp32."""
+"""Weights in four or eight bits, restored where they are read; what is computed with them stays as it is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,48 +13,67 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from alula.graphs.passes.edit import Editor
+from alula.graphs.passes.blocks import Floats, Grid, Zeros, grid_of
+from alula.graphs.passes.choice import reaches_output
+from alula.graphs.passes.edit import Editor, is_constant
 from alula.graphs.passes.layers import is_convolution, layers_of, weight_of
 from alula.graphs.passes.quantize import lazy
 
-FP32, UINT4 = ir.DataType.FLOAT, ir.DataType.UINT4
-
-# MiniLM, all 36 linears, 64 sentences, worst and mean cosine to fp32, alike in ONNX Runtime 1.32 and OpenVINO 2026.4:
-# 0.964 0.9735 with blocks of 32, 0.974 0.9804 of 16, 0.947 0.9665 of 64; 0.971 0.9809 smoothed as for int8. About as
-# fast as fp32 on a Zen 3 (AVX2). Files: 90.3 MB in fp32, 58.6 in int8, 54.7 in int4, 47.7 of which are tables.
-BLOCKS = (32, 16)
-"""How many neighbours along the sum share a scale and a zero point: the first that divides them.
-
-OpenVINO refuses a last block that is shorter, and ONNX Runtime has no kernel below 16, so other linears stay fp32.
-"""
+FP32 = ir.DataType.FLOAT
 
 _OPSET = 21
+_TYPES = {
+    (4, True): (ir.DataType.INT4, ml_dtypes.int4),
+    (4, False): (ir.DataType.UINT4, ml_dtypes.uint4),
+    (8, True): (ir.DataType.INT8, np.int8),
+    (8, False): (ir.DataType.UINT8, np.uint8),
+}
+# Below, a look-up's two nodes more cost about what reading less wins.
+_LEAST_TABLE = 1 << 16
 
 
-class PackInt4(InPlacePass):
-    """Stores the weight of every linear, those of `keep` excepted, as uint4 with scale and zero point by block."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How the weights of linears are stored: in so many bits, and `blocks` neighbours along the sum to a scale.
 
-    def __init__(self, keep: frozenset[str] = frozenset()) -> None:
+    The first block that divides the rows is taken. Where none does, and for the last linear before an output, it is
+    eight bits and a scale for the whole column; tables that rows are looked up in have eight bits and a scale by row.
+    """
+
+    bits: int
+    blocks: tuple[int, ...]
+    zeros: Zeros = "none"
+
+
+EIGHT = Packing(bits=8, blocks=())
+"""A scale for each column."""
+
+
+class PackWeights(InPlacePass):
+    """Stores the weight of every linear, those of `keep` excepted, and every table of embeddings in few bits."""
+
+    def __init__(self, packing: Packing, keep: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        self.keep = keep
+        self.packing, self.keep = packing, keep
 
     def requires(self, model: ir.Model) -> None:
-        """The opset has blocks, there is a linear, and those to keep exist."""
+        """The opset has blocks and four bits, there is a linear, and those to keep exist."""
         if (opset := model.opset_imports.get("", 0)) < _OPSET:
             raise PreconditionError(f"opset {opset} has no blocks of int4; expected {_OPSET} or later")
         found = linears(model)
         if not found:
-            raise PreconditionError(
-                f"there is no linear with a constant fp32 weight whose rows {BLOCKS[-1]} divides"
-            )
+            raise PreconditionError("there is no linear with a constant fp32 weight")
         if unknown := sorted(self.keep - {str(node.name) for node in found}):
             raise PreconditionError(f"no linear {unknown[0]!r} to keep; there are {len(found)}")
 
     def call(self, model: ir.Model) -> PassResult:
         """One by one; each weight is packed when the model is saved."""
         chosen = [node for node in linears(model) if node.name not in self.keep]
+        last = {node for node in chosen if reaches_output(node)}
         for node in chosen:
-            _pack(node)
+            _pack_linear(node, EIGHT if node in last else self.packing)
+        for table in _tables(model):
+            _pack_table(table)
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
@@ -62,57 +84,152 @@ class PackInt4(InPlacePass):
 
 
 def linears(model: ir.Model) -> list[ir.Node]:
-    """Products with a constant fp32 matrix that blocks divide, in order."""
-    return [node for node in layers_of(model) if not is_convolution(node) and block_of(node)]
+    """Products with a constant fp32 matrix, in order."""
+    return [node for node in layers_of(model) if not is_convolution(node)]
 
 
-def block_of(node: ir.Node) -> int:
-    """The block of a linear's weight; 0 where none divides it."""
-    rows = int(weight_of(node).shape.numpy()[0])
-    return next((block for block in BLOCKS if rows % block == 0), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix in four bits; scales and zero points have a row for each block of rows."""
-
-    values: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    zeros: NDArray[np.uint8]
-
-
-def packed(matrix: NDArray[np.float32], block: int) -> Packed:
-    """Each column rounded by blocks of rows; zero is exact."""
-    rows, columns = matrix.shape
-    cut = matrix.reshape(rows // block, block, columns)
-    low, high = np.minimum(cut.min(axis=1), 0), np.maximum(cut.max(axis=1), 0)
-    scales = ((high - low) / 15).astype(np.float32)
-    scales[scales == 0] = 1
-    zeros = np.rint(-low / scales).clip(0, 15)
-    values = np.rint(cut / scales[:, None] + zeros[:, None]).clip(0, 15)
-    return Packed(values.reshape(rows, columns).astype(np.uint8), scales, zeros.astype(np.uint8))
-
-
-def _pack(node: ir.Node) -> None:
-    old, edit, tensor, block = node.inputs[1], Editor(node), weight_of(node), block_of(node)
+def _pack_linear(node: ir.Node, packing: Packing) -> None:
+    old, tensor = node.inputs[1], weight_of(node)
     assert old is not None
-    graph, name = edit.graph, str(old.name)
     rows, columns = tensor.shape.numpy()
-    few = [rows // block, columns]
-    values, scales, zeros = (
-        lazy(
-            graph, f"{name}_int4", UINT4, [rows, columns], lambda: _four(packed(tensor.numpy(), block).values)
-        ),
-        lazy(graph, f"{name}_scales", FP32, few, lambda: packed(tensor.numpy(), block).scales),
-        lazy(graph, f"{name}_zeros", UINT4, few, lambda: _four(packed(tensor.numpy(), block).zeros)),
-    )
-    restored = edit.op("DequantizeLinear", values, scales, zeros, dtype=FP32, axis=0, block_size=block)
+    block = next((each for each in packing.blocks if rows % each == 0), 0)
+    if not block:
+        packing = EIGHT
+    stored = _Stored(name=str(old.name), packing=packing, block=block or rows, read=tensor.numpy)
+    edit = Editor(node)
+    if packing.zeros == "real":
+        restored = _with_real_zeros(edit, stored, (rows, columns))
+    else:
+        restored = _dequantised(edit, stored, (rows, columns), axis=0 if block else 1)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
     restored.shape = ir.Shape([rows, columns])
     node.replace_input_with(1, restored)
-    if not old.uses() and not old.is_graph_output():
-        graph.initializers.pop(name)
+    _drop(edit.graph, old)
 
 
-def _four(array: NDArray[np.uint8]) -> NDArray[ml_dtypes.uint4]:
-    return array.astype(ml_dtypes.uint4)
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """A matrix that is packed when the model is saved."""
+
+    name: str
+    packing: Packing
+    block: int
+    read: Callable[[], NDArray[Any]]
+
+    @cached_property
+    def grid(self) -> Grid:
+        """Found once, as up to three constants need it: it is small, and numbers are made again."""
+        return grid_of(self.read(), self.packing.bits, self.block, self.packing.zeros)
+
+    def numbers(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
+        """The constant of four or eight bits."""
+        dtype, kind = _TYPES[self.packing.bits, self.packing.zeros == "none"]
+        return lazy(
+            graph,
+            f"{self.name}_{dtype.name.lower()}",
+            dtype,
+            shape,
+            lambda: self.grid.numbers(self.read()).reshape(shape).astype(kind),
+        )
+
+    def scales(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
+        """The constant of scales."""
+        return lazy(graph, f"{self.name}_scales", FP32, shape, lambda: self.grid.scales.reshape(shape))
+
+    def zeros(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
+        """The constant of zeros, whole ones as the numbers are."""
+        whole = self.packing.zeros == "whole"
+        dtype, kind = _TYPES[self.packing.bits, False] if whole else (FP32, np.float32)
+        return lazy(
+            graph, f"{self.name}_zeros", dtype, shape, lambda: self._zeros().reshape(shape).astype(kind)
+        )
+
+    def _zeros(self) -> Floats:
+        found = self.grid.zeros
+        assert found is not None
+        return found
+
+
+def _dequantised(edit: Editor, stored: _Stored, shape: tuple[int, int], axis: int) -> ir.Value:
+    """By blocks along axis 0, or by column."""
+    few = (shape[0] // stored.block, shape[1]) if axis == 0 else shape[1:]
+    inputs = [stored.numbers(edit.graph, shape), stored.scales(edit.graph, few)]
+    if stored.packing.zeros == "whole":
+        inputs.append(stored.zeros(edit.graph, few))
+    blocks = {"block_size": stored.block} if axis == 0 else {}
+    return edit.op("DequantizeLinear", *inputs, dtype=FP32, axis=axis, **blocks)
+
+
+def _with_real_zeros(edit: Editor, stored: _Stored, shape: tuple[int, int]) -> ir.Value:
+    """DequantizeLinear takes zeros of the numbers' own type alone, so this is written out."""
+    rows, columns = shape
+    few = (rows // stored.block, 1, columns)
+    numbers = stored.numbers(edit.graph, (rows // stored.block, stored.block, columns))
+    floats = edit.op("Cast", numbers, to=FP32, dtype=FP32)
+    moved = edit.op("Sub", floats, stored.zeros(edit.graph, few))
+    scaled = edit.op("Mul", moved, stored.scales(edit.graph, few))
+    return edit.op("Reshape", scaled, edit.ints(rows, columns))
+
+
+def _tables(model: ir.Model) -> list[ir.Value]:
+    """Large fp32 constants that rows are looked up in, and that at most a linear reads beside, the other way round."""
+    found: dict[ir.Value, None] = {}
+    for node in model.graph:
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        if table is None or not is_constant(table) or table.dtype != FP32 or not _is_large(table):
+            continue
+        if all(_is_row(*use) or _is_head(*use) for use in table.uses()):
+            found[table] = None
+    return list(found)
+
+
+def _is_large(table: ir.Value) -> bool:
+    tensor = table.const_value
+    return tensor is not None and len(tensor.shape) == 2 and tensor.size >= _LEAST_TABLE
+
+
+def _is_row(node: ir.Node, index: int) -> bool:
+    """Whether rows are looked up here; cosines and sines of positions stay exact."""
+    looked_up = node.op_type == "Gather" and index == 0 and node.attributes.get_int("axis", 0) == 0
+    return looked_up and not any(user.op_type == "RotaryEmbedding" for user in node.outputs[0].consumers())
+
+
+def _is_head(node: ir.Node, index: int) -> bool:
+    turned = node.op_type == "Transpose" and index == 0 and node.attributes.get_ints("perm", ()) == (1, 0)
+    return turned and all(user.op_type == "MatMul" for user in node.outputs[0].consumers())
+
+
+def _pack_table(table: ir.Value) -> None:
+    """Eight bits and a scale by row, for those who look rows up and for the head, which sums along them."""
+    tensor, name = table.const_value, str(table.name)
+    assert tensor is not None
+    rows, width = tensor.shape.numpy()
+    turned = _Stored(name=name, packing=EIGHT, block=width, read=lambda: tensor.numpy().T)
+    users = list(table.uses())
+    graph = users[0].node.graph
+    assert isinstance(graph, ir.Graph)
+
+    def numbers() -> NDArray[np.int8]:
+        return np.ascontiguousarray(turned.grid.numbers(turned.read())[0].T.astype(np.int8))
+
+    small = lazy(graph, f"{name}_int8", ir.DataType.INT8, (rows, width), numbers)
+    for node, index in users:
+        edit = Editor(node)
+        # ONNX Runtime fuses a DequantizeLinear whose scales nobody else reads, so each has its own.
+        if node.op_type == "Gather":
+            edit.replace(_row(edit, small, turned.scales(graph, (rows, 1))))
+        else:
+            scales = turned.scales(graph, (rows,))
+            node.replace_input_with(index, edit.op("DequantizeLinear", small, scales, dtype=FP32, axis=0))
+    _drop(graph, table)
+
+
+def _row(edit: Editor, numbers: ir.Value, scales: ir.Value) -> ir.Value:
+    ids = edit.node.inputs[1]
+    small = edit.op("Gather", numbers, ids, dtype=ir.DataType.INT8)
+    return edit.op("Mul", edit.op("Cast", small, to=FP32, dtype=FP32), edit.op("Gather", scales, ids))
+
+
+def _drop(graph: ir.Graph, value: ir.Value) -> None:
+    if not value.uses() and not value.is_graph_output():
+        graph.initializers.pop(str(value.name))
