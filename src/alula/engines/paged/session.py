@@ -100,6 +100,7 @@ class Paged:
     def step(self, work: Sequence[Work]) -> Logits:
         """Run everybody's tokens in one call."""
         self._refuse_closed()
+        self._refuse_unknown(work)
         feeds = self._pages.pack(work)
         try:
             logits = self._run(feeds)
@@ -126,6 +127,15 @@ class Paged:
         except RuntimeError as error:
             raise RunError(f"openvino failed: {said(error)}") from error
         return logits
+
+    def _refuse_unknown(self, work: Sequence[Work]) -> None:
+        """OpenVINO takes any number for a token, and answers."""
+        for each in work:
+            for token in (min(each.tokens), max(each.tokens)):
+                if not 0 <= token < self.vocabulary:
+                    raise RunError(
+                        f"sequence {each.sequence}: token {token}; expected 0 to {self.vocabulary - 1}"
+                    )
 
     def _refuse_closed(self) -> None:
         if not self._requests:
