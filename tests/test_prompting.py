@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import packaged
 import packaged_t5
 import pytest
 import transformers
+from letters import letters
 from strings import strings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models
 
 from alula.codecs import TextCodec, messages_of
 from alula.core.decoding import NOTHING_GIVEN
@@ -37,22 +37,6 @@ def spec(**changes: Any) -> ModelSpec:
             **changes,
         }
     )
-
-
-def letters(to: Path, template: str | None = None, defaults: Mapping[str, object] | None = None) -> Path:
-    """A tokenizer of letters that begins a text with token 0, and the files beside it."""
-    to.mkdir(exist_ok=True)
-    words = ["<s>", "</s>", "<eot>", *"abcdefghijklmnopqrstuvwxyz .:\n"]
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="."))
-    tokenizer.add_special_tokens(words[:3])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer.save(str(to / "tokenizer.json"))
-    (to / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": template}))
-    if defaults is not None:
-        (to / "generation_config.json").write_text(json.dumps(defaults))
-    return to
 
 
 def prompts(folder: Path, **changes: Any) -> Prompts:
