@@ -181,6 +181,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             precisions = precisions_here(engine, request.precision, traits, writes=True)
         refuse_without_rows(precisions, request, writes=spec.writes)
         left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
+    if spec.writes and request.data is not None:
+        raise InputError(f"--data is not for task {spec.task!r} yet; a build holds it to texts that ship")
     spec = replace(spec, name=request.name or spec.name)
     data, seen, skip = None, {}, request.skip_bad_rows
     if request.data is not None:
