@@ -202,6 +202,64 @@ def make_writer(
     return to
 
 
+def make_reader(to: Path, task: str = "image-classification") -> Path:
+    """A bundle whose scripted engine reads images: their colours, or lines whose columns are letters."""
+    lines = task == "text-recognition"
+    shape = ("batch", 3, 8, "width") if lines else ("batch", 3, 4, 4)
+    pixels = TensorSpec(name="x" if lines else "pixel_values", dtype="float32", shape=shape)
+    given = TensorSpec(
+        name="probabilities" if lines else "logits",
+        dtype="float32",
+        shape=("batch", "width", 5) if lines else ("batch", 4),
+    )
+    model = replace(
+        spec("embeddings"),
+        name=f"tiny/{task}",
+        task=task,
+        family="ppocr" if lines else "resnet",
+        parts=(Part(name="encoder", inputs=(pixels,), outputs=(given,)),),
+        max_length=0,
+        vocab_size=0,
+        labels=("", "a", "b", "c", "d") if lines else ("red", "green", "blue", "rows"),
+    )
+    profile = Profile({"batch": Range(1, 4, 4), **({"width": Range(32, 64, 320)} if lines else {})})
+    with writing(to) as draft:
+        path = draft.graph_path("encoder", "fp32")
+        path.write_bytes(b"no graph")
+        graph = Graph(
+            path=path,
+            digest="0" * 64,
+            opset=23,
+            nodes=1,
+            precision="fp32",
+            inputs=(pixels,),
+            outputs=(given,),
+        )
+        engine = backend("fake").compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
+        folder = draft.scratch / "processor"
+        folder.mkdir()
+        told = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": 4, "width": 4},
+            "image_mean": [0, 0, 0],
+            "image_std": [1, 1, 1],
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(told))
+        feeds = {pixels.name: np.zeros((1, 3, 8, 32) if lines else (1, 3, 4, 4), np.float32)}
+        outputs = {given.name: np.zeros((1, 32, 5) if lines else (1, 4), np.float32)}
+        manifest = Manifest(
+            model=model,
+            source="tests",
+            graphs={graph.path.stem: graph},
+            engines={"encoder": engine},
+            rungs=(),
+            files=(),
+            built_on={},
+        )
+        draft.finish(manifest, (PASSED,), (), Stored(reference="pytorch", feeds=(feeds,), outputs=(outputs,)))
+    return to
+
+
 SERVE = """
 import json, os, resource, sys
 from pathlib import Path

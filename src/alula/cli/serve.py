@@ -29,6 +29,10 @@ def serve(
         600.0, min=0.001, help="Writing: seconds an answer may take, waiting included."
     ),
     max_body_bytes: int = typer.Option(2_000_000, min=1, help="Size of a request's body."),
+    max_image_bytes: int = typer.Option(
+        16_000_000, min=1, help="Size of a request's body with images in it."
+    ),
+    max_image_pixels: int = typer.Option(50_000_000, min=1, help="Pixels of an image."),
     max_connections: int = typer.Option(1_000, min=1, help="Connections at once; beyond that 503."),
     body_timeout_s: float = typer.Option(
         30.0, min=0.001, help="Seconds a request's body may take to arrive."
@@ -56,6 +60,8 @@ def serve(
         max_waiting=max_waiting,
         answer_timeout_s=answer_timeout_s,
         max_body_bytes=max_body_bytes,
+        max_image_bytes=max_image_bytes,
+        max_image_pixels=max_image_pixels,
         max_connections=max_connections,
         body_timeout_s=body_timeout_s,
         grace_s=grace_s,

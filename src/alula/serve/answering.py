@@ -13,14 +13,19 @@ from numpy.typing import NDArray
 from alula.codecs import Row, answers, classes, entities, relevance, token_labels, vectors
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
-from alula.serve import bodies
+from alula.core.words import IMAGE_TASKS
+from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
+from alula.serve.pictures import Pictures
 from alula.serve.service import Service
 
 EMBEDDINGS = ("embeddings",)
 PREDICTIONS = ("sequence-classification", "token-classification", "question-answering")
 RERANKING = ("reranking",)
+
+BEST = 5
+"""Classes of an image, where nobody says how many."""
 
 
 async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
@@ -69,8 +74,23 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
 
 async def predict(catalogue: Catalogue, fields: Fields) -> Any:
     """`POST /predict`: what the picked model's task makes of the inputs."""
-    service = catalogue.pick(Service, PREDICTIONS, fields.maybe("model", str))
+    uploaded = uploads.are_in(fields.some(("inputs",)).get("inputs"))
+    tasks = IMAGE_TASKS if uploaded else (*PREDICTIONS, *IMAGE_TASKS)
+    service = catalogue.doing(tasks, fields.maybe("model", str))
+    if isinstance(service, Pictures):
+        return await _predict_images(service, fields)
+    assert isinstance(service, Service)
     return await PREDICT[service.spec.task](service, fields)
+
+
+async def _predict_images(service: Pictures, fields: Fields) -> Any:
+    given, batch = uploads.images(fields.any("inputs"))
+    best = fields.get("top_k", int, BEST) if service.spec.task == "image-classification" else BEST
+    fields.done()
+    if best < 1:
+        raise InputError(f"top_k is {best}; expected at least 1")
+    found = await service.answer(given, best)
+    return found if batch else found[0]
 
 
 async def _predict_classes(service: Service, fields: Fields) -> Any:

@@ -23,6 +23,7 @@ from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed
 from alula.serve.server import Server
+from alula.serve.uploads import fields_of, is_upload
 
 Answer: TypeAlias = Callable[[Catalogue, Fields], Awaitable[Any]]
 
@@ -39,6 +40,9 @@ ANSWERS: dict[str, Answer] = {
     "/predict": answering.predict,
     "/rerank": answering.rerank,
 }
+
+UPLOADS = frozenset({"/predict"})
+"""Where a body may hold images as they are."""
 
 
 def application(server: Server) -> ASGIApp:
@@ -77,14 +81,15 @@ def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Aw
         options = server.options
         try:
             server.gate.refuse_unless_open()
-            reading = bodies.read(request, options.max_body_bytes)
+            limit = server.largest_upload if path in UPLOADS else options.max_body_bytes
+            reading = bodies.read(request, limit)
             body = await server.gate.arrived(reading, options.body_timeout_s)
             server.gate.enter()
         except Exception as error:
             return refusal(failure_of(error), path)
         leave: Callable[[], None] | None = server.gate.leave
         try:
-            fields = Fields(bodies.parse(body))
+            fields = _fields(request, body, uploads=path in UPLOADS)
             value = await _unless_gone(request, answer(server.catalogue, fields))
             if isinstance(value, Events):
                 stream = EventStream(value, server.gate.leave)
@@ -98,6 +103,13 @@ def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Aw
                 leave()
 
     return endpoint
+
+
+def _fields(request: Request, body: bytes, *, uploads: bool) -> Fields:
+    kind = request.headers.get("content-type", "")
+    if uploads and is_upload(kind):
+        return Fields(fields_of(body, kind, request.url.query))
+    return Fields(bodies.parse(body))
 
 
 async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Any:

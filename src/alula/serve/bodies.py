@@ -76,7 +76,7 @@ NAMES = {
 
 
 def _json_name(value: object) -> str:
-    return NAMES[type(value)]
+    return NAMES.get(type(value), "an upload")
 
 
 class Fields:

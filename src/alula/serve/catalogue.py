@@ -61,15 +61,21 @@ class Catalogue:
             raise InputError(f"two bundles hold the model {twice[0]!r}; serve one of them")
 
     def pick(self, kind: type[S], tasks: tuple[str, ...], model: str | None) -> S:
-        """The named model, or the first one that does one of the tasks, which are all of one kind of service."""
+        """As `doing`, where one kind of service does all of the tasks."""
+        service = self.doing(tasks, model)
+        assert isinstance(service, kind), f"{service.spec.task} is done by {type(service).__name__}"
+        return service
+
+    def doing(self, tasks: tuple[str, ...], model: str | None) -> Served:
+        """The named model, or the first one that does one of the tasks."""
         wanted = " or ".join(tasks)
         if model is None:
             for service in self.services:
-                if service.spec.task in tasks and isinstance(service, kind):
+                if service.spec.task in tasks:
                     return service
             raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
         service = self.named(model)
-        if service.spec.task not in tasks or not isinstance(service, kind):
+        if service.spec.task not in tasks:
             raise Refused(
                 f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
                 status=400,

@@ -113,7 +113,13 @@ class Metrics:
         self._rejected.labels("connections").inc()
 
     def batch(self, model: str, ran: Ran) -> None:
-        """One batch was run."""
+        """One batch of texts was run."""
+        self.images(model, ran)
+        if not ran.failed:
+            self._tokens.labels(model).inc(ran.tokens)
+
+    def images(self, model: str, ran: Ran) -> None:
+        """One batch was run, of rows that have no tokens."""
         for waited in ran.waited:
             self._queue_seconds.labels(model).observe(waited)
         self._batch_rows.labels(model).observe(ran.rows)
@@ -121,8 +127,6 @@ class Metrics:
         self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))
         if ran.failed:
             self._failed.labels(model).inc()
-        else:
-            self._tokens.labels(model).inc(ran.tokens)
 
     def prompts(self, model: str, tokens: int) -> None:
         """Prompts of so many tokens were admitted."""

@@ -23,7 +23,7 @@ OPTIONS = {
         "default": "simple",
         "description": "entities: whole ones, or the label of every token",
     },
-    "top_k": {**COUNT, "default": 1, "description": "answers: how many"},
+    "top_k": {**COUNT, "default": 1, "description": "answers, or classes of an image (there 5): how many"},
     "max_answer_len": {**COUNT, "default": 15, "description": "answers: of how many tokens at most"},
 }
 
@@ -34,17 +34,21 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "alula", "version": __version__},
         "paths": {
-            "/v1/chat/completions": _post(
-                "The next message of a conversation, as OpenAI has it",
-                openapi_writing.CHAT,
-                ["messages"],
-                openapi_writing.CHAT_EXAMPLE,
+            "/v1/chat/completions": _streaming(
+                _post(
+                    "The next message of a conversation, as OpenAI has it",
+                    openapi_writing.CHAT,
+                    ["messages"],
+                    openapi_writing.CHAT_EXAMPLE,
+                )
             ),
-            "/v1/completions": _post(
-                "How texts go on, as OpenAI has it; or what an encoder-decoder makes of them",
-                openapi_writing.COMPLETION,
-                ["prompt"],
-                openapi_writing.COMPLETION_EXAMPLE,
+            "/v1/completions": _streaming(
+                _post(
+                    "How texts go on, as OpenAI has it; or what an encoder-decoder makes of them",
+                    openapi_writing.COMPLETION,
+                    ["prompt"],
+                    openapi_writing.COMPLETION_EXAMPLE,
+                )
             ),
             "/v1/embeddings": _post(
                 "Embeddings, as OpenAI has them",
@@ -71,30 +75,33 @@ def document() -> dict[str, Any]:
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
             ),
-            "/predict": _post(
-                "Classes of texts, entities in texts, or answers to a question, by the model's task",
-                {
-                    "inputs": {
-                        "description": "classes: a text, a pair, or [[text], [text, text], ...]; "
-                        "entities: a text or texts; answers: {question, context}"
+            "/predict": _with_images(
+                _post(
+                    "Classes of texts or images, entities, answers to questions, lines in images, by the model's task",
+                    {
+                        "inputs": {
+                            "description": "classes: a text, a pair, or [[text], [text, text], ...]; "
+                            "entities: a text or texts; answers: {question, context}; images: base64 or data URLs, "
+                            "one or a list, or the files of a form, or the body itself"
+                        },
+                        "raw_scores": {**FLAG, "default": False},
+                        "question": TEXT,
+                        "context": TEXT,
+                        **OPTIONS,
+                        "parameters": {
+                            **OBJECT,
+                            "description": "holds the options of entities and answers, as the HuggingFace API has it; "
+                            "then they must not stand outside",
+                            "properties": OPTIONS,
+                            "additionalProperties": False,
+                        },
+                        "truncate": TRUNCATE,
+                        "truncation_direction": DIRECTION,
+                        "model": MODEL,
                     },
-                    "raw_scores": {**FLAG, "default": False},
-                    "question": TEXT,
-                    "context": TEXT,
-                    **OPTIONS,
-                    "parameters": {
-                        **OBJECT,
-                        "description": "holds the options of entities and answers, as the HuggingFace API has it; "
-                        "then they must not stand outside",
-                        "properties": OPTIONS,
-                        "additionalProperties": False,
-                    },
-                    "truncate": TRUNCATE,
-                    "truncation_direction": DIRECTION,
-                    "model": MODEL,
-                },
-                [],
-                {"inputs": "A parrot sat on the fence."},
+                    [],
+                    {"inputs": "A parrot sat on the fence."},
+                )
             ),
             "/rerank": _post(
                 "How well each text answers the query, the best first",
@@ -124,7 +131,10 @@ def document() -> dict[str, Any]:
 
 
 def _post(
-    summary: str, properties: dict[str, Any], required: list[str], example: dict[str, Any]
+    summary: str,
+    properties: dict[str, Any],
+    required: list[str],
+    example: dict[str, Any],
 ) -> dict[str, Any]:
     schema = {**OBJECT, "properties": properties, "required": required, "additionalProperties": False}
     answers = {
@@ -141,6 +151,19 @@ def _post(
     }
     body = {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
     return {"post": {"summary": summary, "requestBody": body, "responses": answers}}
+
+
+def _streaming(described: dict[str, Any]) -> dict[str, Any]:
+    """The same, whose answer may also come as events."""
+    described["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
+    return described
+
+
+def _with_images(described: dict[str, Any]) -> dict[str, Any]:
+    """The same, whose body may also be images as they are."""
+    kinds = ("multipart/form-data", "image/*", "application/octet-stream")
+    described["post"]["requestBody"]["content"] |= {kind: {} for kind in kinds}
+    return described
 
 
 def _get(

@@ -10,11 +10,13 @@ from typing import Any
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.core.words import IMAGE_TASKS
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Gatekeeper
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
+from alula.serve.pictures import Pictures
 from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
 from alula.serve.service import Service
@@ -110,6 +112,8 @@ class Server:
         service: Served
         if bundle.model.writes:
             service = Writer(bundle, at, self.supervisor, self.options, self.metrics)
+        elif bundle.model.task in IMAGE_TASKS:
+            service = Pictures(bundle, self._runner(at), self.options, self.metrics.images)
         else:
             service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
@@ -130,6 +134,12 @@ class Server:
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
         watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
         self.metrics.loads(self._loads)
+
+    @property
+    def largest_upload(self) -> int:
+        """Bytes that the body of a request with images may have; none is taken where no model reads any."""
+        reads = any(isinstance(service, Pictures) for service in self.catalogue.services)
+        return max(self.options.max_body_bytes, self.options.max_image_bytes if reads else 0)
 
     def _loads(self) -> dict[str, Load]:
         """How much each model that writes has to do."""
