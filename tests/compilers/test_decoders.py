@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
+from oldest import refusals
 from rtx import compiled
 from tiny_decoders import Decoder, checkpoint, opened, session_of, tokens
 
@@ -84,6 +86,29 @@ def test_tensorrt_compiles_a_decoder_with_a_kernel_for_each_attention(
     )
     expected, given = decoder.expected(ids), changed.parts(ids, [5, 4, 1, 1, 1])
     assert np.linalg.norm(given - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_in_the_words_of_tensorrt_8_6(family: str, precision: str, tmp_path: Path) -> None:
+    decoder = opened(tmp_path, checkpoint(tmp_path, family, **SIZES))
+    graph = rewrite(decoder.graph, passes_for("tensorrt", precision, 17))
+    assert refusals(graph) == []
+    # No key is repeated for the queries that share it.
+    assert not [node for node in graph.graph if node.op_type in {"Expand", "Tile"}]
+    onnx.checker.check_model(ir.to_proto(graph), full_check=True)
+    older = Decoder(
+        settings=decoder.settings, graph=graph, session=session_of(graph), reference=decoder.reference
+    )
+    ids, expected = tokens(2, 12), decoder.expected(tokens(2, 12))
+    for lengths in ([12], [5, 4, 1, 1, 1]):
+        given = older.parts(ids, lengths)
+        assert np.linalg.norm(given - expected) < LIMITS[precision] * np.linalg.norm(expected)
+    mask = (np.arange(12) >= np.array([[0], [5]])).astype(np.int64)
+    padded, alone = older.parts(ids, [7, 1, 4], mask)[1, 5:], decoder.expected(ids[1:, 5:])[0]
+    assert np.linalg.norm(padded - alone) < LIMITS[precision] * np.linalg.norm(alone)
+    saved = save(graph, tmp_path / "out" / "graph.onnx", precision)
+    assert compiled(saved.path, shapes(graph)).attentions == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import openvino
 import packaged_t5
 import pytest
 import torch
+from oldest import refusals
 from rtx import compiled
 from safetensors.numpy import load_file, save_file
 from tiny_t5 import (
@@ -75,6 +77,20 @@ def test_a_part_compiles_with_a_kernel_for_every_attention(
     s = settings_of(folder)
     attentions = {"encoder": s.encoder_layers, "cross": 0, "decoder": 2 * s.decoder_layers}
     assert compiled(saved.path, shapes(graph)).attentions == attentions[name]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_parts_in_the_words_of_tensorrt_8_6(precision: str, folder: Path, tmp_path: Path) -> None:
+    written = Written(folder)
+    for name, feeds in calls(written):
+        graph = rewrite(part(folder, name), passes_for("tensorrt", precision, 17))
+        assert refusals(graph) == []
+        onnx.checker.check_model(ir.to_proto(graph), full_check=True)
+        given = run(session_of(graph), feeds)
+        for output, expected in run(written.sessions[name], feeds).items():
+            assert error(given[output], expected) < {"fp32": 1e-5, "fp16": 5e-3}[precision]
+    saved = save(graph, tmp_path / "decoder.onnx", precision)
+    assert compiled(saved.path, shapes(graph)).attentions == 0
 
 
 def calls(written: Written) -> Iterator[tuple[str, Arrays]]:

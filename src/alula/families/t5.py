@@ -163,7 +163,11 @@ def _own_mask(b: Builder, inputs: Values, s: T5Settings) -> ir.Value:
     padding, as long as its scores stay above `MASKED`, as those of any keys of the model do.
     """
     path, mask = "decoder.relative_attention_bias", inputs["attention_mask"]
-    numbers = b.op("Sub", b.op("CumSum", mask, b.index(1), path=path), b.index(1), path=path)
+    # Seen to be zeros and ones, they can be counted without a loop where an engine would make one of CumSum.
+    ones = b.op(
+        "Cast", b.op("Cast", mask, path=path, to=int(ir.DataType.BOOL)), path=path, to=int(ir.DataType.INT64)
+    )
+    numbers = b.op("Sub", b.op("CumSum", ones, b.index(1), path=path), b.index(1), path=path)
     keys = b.op("Unsqueeze", numbers, b.ints(1), path=path)
     queries = b.op("Unsqueeze", inputs["position_ids"], b.ints(2), path=path)
     # A column of its own hides what comes later, so that no mask of causes is built beside it.

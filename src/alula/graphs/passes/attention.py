@@ -117,7 +117,7 @@ def _decompose(node: ir.Node, *, late: bool) -> None:
     mask = _mask(edit, query, key)
     query = query if late else _scaled(edit, query, _scale(node))
     query = _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else query
-    if packed or _groups(node) > 1:
+    if packed:
         key, value = (_shared_heads(edit, each) for each in (key, value))
         # With the heads behind, the key goes to its transpose in one step.
         key, value = (
@@ -125,8 +125,9 @@ def _decompose(node: ir.Node, *, late: bool) -> None:
             edit.op("Transpose", value, perm=[0, 2, 1, 3]),
         )
     else:
-        key = edit.op("Transpose", key, perm=[0, 1, 3, 2])
+        key, query = edit.op("Transpose", key, perm=[0, 1, 3, 2]), _of_keys(edit, query)
     scores = edit.op("MatMul", query, key)
+    scores = scores if packed else _of_queries(edit, scores)
     if late and _scale(node) != 1.0:
         assert query.dtype is not None
         scores = edit.op("Div", scores, edit.number(1 / _scale(node), query.dtype))
@@ -146,7 +147,11 @@ def _attend(edit: Editor, scores: ir.Value, value: ir.Value, mask: _Mask) -> ir.
         scores = edit.op("Mul", edit.op("Tanh", edit.op("Div", scores, cap)), cap)
     if mask.bias is not None:
         scores = edit.op("Add", scores, mask.bias)
-    context = edit.op("MatMul", edit.op("Softmax", scores, axis=-1), value)
+    shares = edit.op("Softmax", scores, axis=-1)
+    if _is_packed(edit.node):
+        context = edit.op("MatMul", shares, value)
+    else:
+        context = _of_queries(edit, edit.op("MatMul", _of_keys(edit, shares), value))
     return context if mask.kept_rows is None else edit.op("Mul", context, mask.kept_rows)
 
 
@@ -188,15 +193,25 @@ def _heads(edit: Editor, value: ir.Value, heads: int) -> ir.Value:
 
 
 def _shared_heads(edit: Editor, value: ir.Value) -> ir.Value:
-    """Keys or values as [batch, length, query heads, size]; a head that several queries share is repeated."""
+    """Packed keys or values as [batch, length, query heads, size]; a head that queries share is repeated."""
     of_query, of_key = _head_counts(edit.node)
-    if not _is_packed(edit.node):
-        value = edit.op("Transpose", value, perm=[0, 2, 1, 3])
     if of_query == of_key:
         return edit.op("Reshape", value, edit.ints(0, 0, of_key, -1))
     value = edit.op("Reshape", value, edit.ints(0, 0, of_key, 1, -1))
     value = edit.op("Expand", value, edit.ints(1, 1, 1, of_query // of_key, 1))
     return edit.op("Reshape", value, edit.ints(0, 0, of_query, -1))
+
+
+def _of_keys(edit: Editor, value: ir.Value) -> ir.Value:
+    """[batch, query heads, length, any], the queries of one key one after another: no key is repeated for them."""
+    of_query, of_key = _head_counts(edit.node)
+    return value if of_query == of_key else edit.op("Reshape", value, edit.ints(0, of_key, -1, 0))
+
+
+def _of_queries(edit: Editor, value: ir.Value) -> ir.Value:
+    """The other way round."""
+    of_query, of_key = _head_counts(edit.node)
+    return value if of_query == of_key else edit.op("Reshape", value, edit.ints(0, of_query, -1, 0))
 
 
 def _scaled(edit: Editor, query: ir.Value, scale: float) -> ir.Value:
@@ -288,6 +303,7 @@ _KEEPS_FINITE = frozenset(
         "Mul",
         "Cast",
         "Identity",
+        "Where",
     }
 )
 

@@ -13,6 +13,8 @@ from alula.core.words import check_opset
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.edit import Editor, ints_of
 from alula.graphs.passes.gelu import DecomposeGelu
+from alula.graphs.passes.rms import DecomposeRms
+from alula.graphs.passes.rotary import DecomposeRotary
 
 _IR_VERSION: Mapping[int, int] = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12}
 
@@ -59,7 +61,8 @@ class LowerOpset(InPlacePass):
         if given == self.opset:
             return PassResult(model, modified=False)
         if self.opset < 23:
-            DecomposeAttention()(model)
+            for decompose in (DecomposeAttention(), DecomposeRms(), DecomposeRotary()):
+                decompose(model)
         if self.opset < 20:
             DecomposeGelu()(model)
         if _changed(model, "Split", given, self.opset):

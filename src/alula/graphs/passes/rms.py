@@ -1,0 +1,63 @@
+"""RMSNormalization (opset 23) in operators that older parsers read."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
+from onnx_ir.passes.common import ShapeInferencePass
+
+from alula.graphs.passes.edit import Editor
+
+FP32 = ir.DataType.FLOAT
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+class DecomposeRms(InPlacePass):
+    """Replaces every RMSNormalization over the last axis by its definition, the mean of squares in fp32.
+
+    In fp16 a row of 300s would have infinite squares, and become zeros.
+    """
+
+    def requires(self, model: ir.Model) -> None:
+        """Nothing but the last axis is normalised, and in fp32; types are known as far as shapes tell."""
+        if any(node.inputs[0] is None or node.inputs[0].dtype is None for node in _norms(model)):
+            ShapeInferencePass()(model)
+        for node in _norms(model):
+            x, axis = node.inputs[0], node.attributes.get_int("axis", -1)
+            last = -1 if x is None or x.shape is None else len(x.shape) - 1
+            if axis not in {-1, last}:
+                raise PreconditionError(f"{node.name}: RMSNormalization from axis {axis} on is not supported")
+            if node.attributes.get_int("stash_type", int(FP32)) != FP32:
+                raise PreconditionError(f"{node.name}: RMSNormalization in other than fp32 is not supported")
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrite them one by one."""
+        nodes = _norms(model)
+        for node in nodes:
+            _decompose(Editor(node))
+        return PassResult(model, bool(nodes))
+
+    def ensures(self, model: ir.Model) -> None:
+        """None of them is left."""
+        if left := _norms(model):
+            raise PostconditionError(f"{left[0].name}: still there")
+
+
+def _norms(model: ir.Model) -> list[ir.Node]:
+    return [
+        node for node in model.graph.all_nodes() if node.op_type == "RMSNormalization" and not node.domain
+    ]
+
+
+def _decompose(edit: Editor) -> None:
+    x, scale = edit.node.inputs[:2]
+    assert x is not None
+    assert scale is not None
+    half = x.dtype if x.dtype in _HALVES else None
+    wide = x if half is None else edit.op("Cast", x, to=int(FP32), dtype=FP32)
+    squares = edit.op("ReduceMean", edit.op("Mul", wide, wide), edit.ints(-1), keepdims=1)
+    least = edit.number(edit.node.attributes.get_float("epsilon", 1e-5), FP32)
+    normed = edit.op("Div", wide, edit.op("Sqrt", edit.op("Add", squares, least)))
+    if half is not None:
+        normed = edit.op("Cast", normed, to=int(half), dtype=half)
+    edit.replace(edit.op("Mul", normed, scale))
