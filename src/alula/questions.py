@@ -303,6 +303,8 @@ DECODE: Mapping[str, Decode] = {
     "image-classification": lambda outputs, row, example, spec: tuple(
         scored.label for scored in classes(outputs, spec)[:BEST]
     ),
+    "image-embeddings": lambda outputs, row, example, spec: np.asarray(outputs["embedding"], np.float32),
+    "text-detection": lambda outputs, row, example, spec: _defined(outputs),
     "text-recognition": lambda outputs, row, example, spec: RecognitionCodec(spec).text(
         outputs["probabilities"]
     ),

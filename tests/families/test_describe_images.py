@@ -154,8 +154,8 @@ def test_images_of_no_fixed_size_are_refused(told: Told, processor: dict[str, An
         ({**DINOV2, "patch_size": 40}, "config.json.patch_size: is 40; images have 48 x 32 pixels"),
         (
             {**RESNET, "architectures": ["ResNetBackbone"]},
-            "ResNetBackbone .model type 'resnet'. has no classifier that is known here; expected a "
-            r"...ForImageClassification with the layer 'classifier.1'",
+            "ResNetBackbone .model type 'resnet'. has no classifier that is known here; expected "
+            r"...ForImageClassification or ...Model, the first with the layer 'classifier.1'; --task image-emb",
         ),
     ],
 )
@@ -165,10 +165,52 @@ def test_what_no_graph_would_honour_is_refused_by_name(told: Told, config: dict[
 
 
 def test_another_task_or_pooling_is_refused(told: Told) -> None:
-    with pytest.raises(InputError, match=r"reads images: its task is image-classification, not embeddings"):
+    with pytest.raises(InputError, match=r"task is image-classification or image-embeddings, not embeddings"):
         told(RESNET, task="embeddings")
     with pytest.raises(InputError, match=r"pooling 'mean' is for embeddings; the task is image-classif"):
         told(RESNET, pooling="mean")
+
+
+ENCODER = {**VIT, "architectures": ["ViTModel"]}
+
+
+def test_an_encoder_gives_an_embedding_as_the_checkpoint_pools_it(told: Told, tmp_path: Path) -> None:
+    spec = told(ENCODER)
+    (embedding,) = spec.parts[0].outputs
+    assert (spec.task, spec.pooling, spec.labels) == ("image-embeddings", "cls", ())
+    assert (embedding.name, embedding.shape) == ("embedding", ("batch", 768))
+    assert told(VIT, task="image-embeddings").pooling == "cls"
+    assert told(ENCODER, pooling="none").parts[0].outputs[0].shape == ("batch", 1 + 3 * 2, 768)
+    save_file({"pooler.dense.weight": np.zeros((5, 768), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**ENCODER, "pooler_output_size": 5}))
+    spec = describe(open_checkpoint(str(tmp_path)))
+    assert (spec.pooling, spec.parts[0].outputs[0].shape) == ("pooler", ("batch", 5))
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling", "text"),
+    [
+        (ENCODER, "pooler", "pooling 'pooler' is not one of: cls, mean, none"),
+        (ENCODER, "max", "pooling 'max' is not one of: cls, mean, none"),
+        (
+            {**RESNET, "architectures": ["ResNetModel"]},
+            "cls",
+            "pooling 'cls': .* pools its maps by their mean",
+        ),
+    ],
+)
+def test_a_pooling_that_a_network_has_not_is_refused(
+    told: Told, config: dict[str, Any], pooling: str, text: str
+) -> None:
+    with pytest.raises(InputError, match=text):
+        told(config, pooling=pooling)
+
+
+def test_a_taught_deit_needs_both_of_its_heads(told: Told) -> None:
+    taught = {**VIT, "model_type": "deit", "architectures": ["DeiTForImageClassificationWithTeacher"]}
+    with pytest.raises(InputError, match="the layer 'cls_classifier' and 'distillation_classifier'"):
+        told(taught)
+    assert told({**taught, "architectures": ["DeiTForImageClassification"]}).labels == ("cat", "dog")
 
 
 def test_a_task_of_images_is_not_one_for_text(told: Told) -> None:
@@ -192,6 +234,6 @@ def test_a_classifier_whose_weights_lack_the_classifier_is_refused(told: Told, t
     save_file({"resnet.any": np.zeros((2, 8), np.float32)}, tmp_path / "model.safetensors")
     for task in (None, "image-classification"):
         with pytest.raises(
-            InputError, match=r"has no classifier that is known here; expected a ...ForImageCla"
+            InputError, match=r"has no classifier that is known here; expected ...ForImageCla"
         ):
             describe(open_checkpoint(str(tmp_path)), task)

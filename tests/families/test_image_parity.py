@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from tiny_images import scatter
 
 from alula.core.errors import InputError
+from alula.core.profile import Range
+from alula.engines.torch import INTERPOLATE, reference
 from alula.families import describe, open_checkpoint, write
 
 Floats = NDArray[np.float32]
@@ -41,7 +44,7 @@ DINOV2: dict[str, Any] = {
     **{"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "mlp_ratio": 2},
     **{"image_size": 35, "patch_size": 7, "layerscale_value": 0.5},
 }
-BASE = {"resnet": RESNET, "efficientnet": EFFICIENTNET, "vit": VIT, "dinov2": DINOV2}
+BASE = {"resnet": RESNET, "efficientnet": EFFICIENTNET, "vit": VIT, "deit": VIT, "dinov2": DINOV2}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("resnet", {}),
     ("resnet", {"layer_type": "basic"}),
@@ -56,6 +59,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+LOADERS = {
+    "classifier": transformers.AutoModelForImageClassification,
+    "encoder": transformers.AutoModel,
+}
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Networks this small lose more time to threads waiting for each other than they win."""
@@ -68,12 +77,12 @@ def save_processor(folder: Path, height: int, width: int) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(told))
 
 
-def make(folder: Path, model_type: str, seed: int = 0, **changes: Any) -> Any:
+def make(folder: Path, model_type: str, seed: int = 0, kind: str = "classifier", **changes: Any) -> Any:
     """Save a network with random weights and statistics of batches."""
-    values = {"num_labels": 5, **BASE[model_type], **changes}
+    values = {"num_labels": 5, "architectures": [], **BASE[model_type], **changes}
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(model_type, **values)
-    model = transformers.AutoModelForImageClassification.from_config(config)
+    model = LOADERS[kind].from_config(config)
     scatter(model)
     model.save_pretrained(folder)
     return model.eval()
@@ -93,17 +102,17 @@ def tell_apart(model: Any, pixels: Floats) -> Floats:
 class Written:
     """The graph of a checkpoint, in ONNX Runtime."""
 
-    def __init__(self, folder: Path, opset: int = 23) -> None:
+    def __init__(self, folder: Path, opset: int = 23, **asked: Any) -> None:
         checkpoint = open_checkpoint(str(folder))
-        self.spec = describe(checkpoint)
+        self.spec = describe(checkpoint, **asked)
         self.model = write(checkpoint, self.spec, "encoder", opset)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(ir.to_proto(self.model).SerializeToString(), options)
 
     def run(self, pixels: Floats) -> Floats:
-        (logits,) = self.session.run(["logits"], {"pixel_values": pixels})
-        found: Floats = logits
+        (output,) = self.session.run(None, {"pixel_values": pixels})
+        found: Floats = output
         return found
 
 
@@ -114,7 +123,7 @@ def told(model: Any, pixels: Floats) -> Floats:
     return logits
 
 
-def farthest(found: Floats, expected: Floats) -> float:
+def farthest(found: NDArray[Any], expected: Floats) -> float:
     assert found.shape == expected.shape
     return float((np.abs(found - expected) / np.maximum(1, np.abs(expected).max())).max())
 
@@ -140,6 +149,8 @@ def test_a_written_graph_equals_transformers(
         ("vit", {}, 24, 24),
         ("vit", {"image_size": [16, 40], "qkv_bias": False, "hidden_act": "gelu_new"}, 16, 40),
         ("vit", {"image_size": 27, "layer_norm_eps": 0.1}, 27, 27),
+        ("deit", {}, 24, 24),
+        ("deit", {"image_size": [16, 40]}, 16, 40),
         ("dinov2", {}, 35, 35),
         ("dinov2", {"qkv_bias": False, "mlp_ratio": 3}, 21, 21),
         ("dinov2", {}, 42, 14),
@@ -156,6 +167,79 @@ def test_a_transformer_over_patches_equals_transformers(
     for count in (1, 3):
         pixels = images(count, height, width, seed=count)
         assert farthest(graph.run(pixels), tell_apart(model, pixels)) <= LIMIT
+
+
+def test_the_two_heads_of_a_taught_deit_are_averaged(tmp_path: Path) -> None:
+    config = transformers.DeiTConfig(num_labels=5, **VIT)
+    model = transformers.DeiTForImageClassificationWithTeacher(config)
+    scatter(model)
+    model.eval().save_pretrained(tmp_path)
+    save_processor(tmp_path, 24, 24)
+    pixels = images(3, 24, 24)
+    with torch.no_grad():
+        heads = model(pixel_values=torch.from_numpy(pixels))
+    assert (heads.cls_logits - heads.distillation_logits).abs().max() > 0.1
+    assert farthest(Written(tmp_path).run(pixels), tell_apart(model, pixels)) <= LIMIT
+
+
+ENCODERS: list[tuple[str, dict[str, Any], str, Callable[[Any], Any]]] = [
+    ("resnet", {}, "mean", lambda said: said.pooler_output.flatten(1)),
+    ("efficientnet", {}, "mean", lambda said: said.pooler_output.flatten(1)),
+    ("efficientnet", {"pooling_type": "max"}, "max", lambda said: said.pooler_output.flatten(1)),
+    ("vit", {}, "pooler", lambda said: said.pooler_output),
+    ("vit", {"pooler_output_size": 7, "pooler_act": "gelu"}, "pooler", lambda said: said.pooler_output),
+    ("vit", {}, "cls", lambda said: said.last_hidden_state[:, 0]),
+    ("vit", {}, "mean", lambda said: said.last_hidden_state[:, 1:].mean(1)),
+    ("deit", {}, "pooler", lambda said: said.pooler_output),
+    ("deit", {}, "mean", lambda said: said.last_hidden_state[:, 2:].mean(1)),
+    ("deit", {}, "none", lambda said: said.last_hidden_state),
+    ("dinov2", {"image_size": 21}, "cls", lambda said: said.pooler_output),
+    ("dinov2", {"image_size": 21}, "none", lambda said: said.last_hidden_state),
+]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize(("model_type", "changes", "pooling", "read"), ENCODERS)
+def test_an_encoder_gives_the_embedding_of_transformers(
+    tmp_path: Path,
+    model_type: str,
+    changes: dict[str, Any],
+    pooling: str,
+    read: Callable[[Any], Any],
+    opened: bool,
+) -> None:
+    model = make(tmp_path, model_type, kind="encoder", **changes)
+    side = changes.get("image_size", 24)
+    save_processor(tmp_path, side, side)
+    sizes = {"height": Range(8, 24, 64), "width": Range(8, 24, 64)} if opened else {}
+    graph = Written(tmp_path, pooling=pooling, asked=sizes)
+    assert (graph.spec.task, graph.spec.pooling) == ("image-embeddings", pooling)
+    pixels = images(3, side, 2 * side if opened else side)
+    options = {INTERPOLATE: True} if opened and model_type in {"vit", "deit"} else {}
+    with torch.no_grad():
+        expected: Floats = read(model(pixel_values=torch.from_numpy(pixels), **options)).numpy()
+    assert np.ptp(expected, axis=0).max() > 0.1
+    assert farthest(graph.run(pixels), expected) <= LIMIT
+
+
+@pytest.mark.parametrize("pooling", ["pooler", "cls", "mean", "none"])
+def test_the_reference_pools_images_as_the_graph_does(tmp_path: Path, pooling: str) -> None:
+    make(tmp_path, "deit", kind="encoder")
+    save_processor(tmp_path, 24, 24)
+    graph, pixels = Written(tmp_path, pooling=pooling), images(2, 24, 24)
+    session = reference(tmp_path, graph.spec, threads=1)
+    assert farthest(session.run({"pixel_values": pixels})["embedding"], graph.run(pixels)) <= LIMIT
+
+
+def test_a_classifier_is_an_encoder_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = make(tmp_path, "vit")
+    save_processor(tmp_path, 24, 24)
+    graph, pixels = Written(tmp_path, task="image-embeddings"), images(2, 24, 24)
+    with torch.no_grad():
+        expected = model.vit(pixel_values=torch.from_numpy(pixels)).last_hidden_state[:, 0].numpy()
+    assert farthest(graph.run(pixels), expected) <= LIMIT
+    session = reference(tmp_path, graph.spec, threads=1)
+    assert farthest(session.run({"pixel_values": pixels})["embedding"], expected) <= LIMIT
 
 
 def test_the_opset_asked_for_is_the_one_written(tmp_path: Path) -> None:

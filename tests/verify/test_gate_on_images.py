@@ -20,6 +20,8 @@ WEIGHTS = np.random.default_rng(3).normal(size=(3 * 8, CLASSES))
 PROFILE = Profile({"batch": Range(1, 2, 4), "width": Range(16, 32, 64)})
 SHAPES: dict[str, tuple[str, tuple[int | str, ...], tuple[int | str, ...]]] = {
     "image-classification": ("logits", ("batch", 3, 8, "width"), ("batch", CLASSES)),
+    "image-embeddings": ("embedding", ("batch", 3, 8, "width"), ("batch", CLASSES)),
+    "text-detection": ("probabilities", ("batch", 3, 8, "width"), ("batch", 1, 8, "width")),
     "text-recognition": ("probabilities", ("batch", 3, 8, "width"), ("batch", "steps", CLASSES)),
 }
 
@@ -58,6 +60,10 @@ class Reader:
         columns = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1, 3 * 8) @ WEIGHTS
         if self.task == "image-classification":
             return self.spoil({"logits": columns.mean(axis=1).astype(np.float32)})
+        if self.task == "image-embeddings":
+            return self.spoil({"embedding": columns.mean(axis=1).astype(np.float32)})
+        if self.task == "text-detection":
+            return self.spoil({"probabilities": (1 / (1 + np.exp(-pixels[:, :1]))).astype(np.float32)})
         raised = np.exp(columns[:, ::4])
         scores = raised / raised.sum(axis=-1, keepdims=True)
         return self.spoil({"probabilities": scores.astype(np.float32)})
@@ -97,7 +103,8 @@ def checks_of(task: str, spoil: Callable[[Outputs], Feeds], precision: str) -> t
 @pytest.mark.parametrize("task", IMAGE_TASKS)
 def test_an_engine_equal_to_its_reference_passes(task: str, precision: str) -> None:
     checks = checks_of(task, dict, precision)
-    assert len(checks) == 2
+    # Half precision moves single pixels of a map by far: it is judged on the whole alone.
+    assert len(checks) == (1 if task == "text-detection" and precision != "fp32" else 2)
     assert verified(checks)
 
 
@@ -126,8 +133,8 @@ def test_every_step_of_a_recogniser_counts() -> None:
 @pytest.mark.parametrize("task", IMAGE_TASKS)
 def test_a_row_of_a_batch_is_held_to_the_row_alone(task: str) -> None:
     spec = spec_of(task)
-    (right,) = invariance(Reader(spec), draw(spec, PROFILE), spec, PROFILE, "fp32")
+    *_, right = invariance(Reader(spec), draw(spec, PROFILE), spec, PROFILE, "fp32")
     assert (right.metric, right.passed) == ("batch_equals_single", True)
     mixed = Reader(spec, each(lambda array: array[::-1].copy()))
-    (wrong,) = invariance(mixed, draw(spec, PROFILE), spec, PROFILE, "fp32")
+    *_, wrong = invariance(mixed, draw(spec, PROFILE), spec, PROFILE, "fp32")
     assert not wrong.passed

@@ -16,7 +16,7 @@ from alula.cli.console import Phases, number, print_checks, print_json, print_ro
 from alula.core.check import Check
 from alula.core.errors import InputError
 from alula.core.units import parse_bytes, parse_seconds
-from alula.core.words import POOLINGS, TASKS, choice
+from alula.core.words import IMAGE_POOLINGS, POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
 
@@ -59,7 +59,9 @@ def build(
     task: str | None = typer.Option(
         None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
     ),
-    pooling: str | None = typer.Option(None, help=f"For embeddings: one of {', '.join(POOLINGS)}."),
+    pooling: str | None = typer.Option(
+        None, help=f"For embeddings: one of {', '.join(POOLINGS)}; of images: {', '.join(IMAGE_POOLINGS)}."
+    ),
     inputs: list[str] = typer.Option(
         [],
         metavar="NAME=DTYPE[DIM,...]",
@@ -138,7 +140,7 @@ def build(
     if task is not None:
         choice("task", task, TASKS)
     if pooling is not None:
-        choice("pooling", pooling, POOLINGS)
+        choice("pooling", pooling, tuple(dict.fromkeys((*POOLINGS, *IMAGE_POOLINGS))))
     axes = parse_axes({"batch": batch, "length": length, "height": height, "width": width}, axis)
     to = bundle_folder(output)
     if name is not None:

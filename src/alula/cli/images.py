@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from alula.bundles import Bundle
-from alula.codecs import ImageCodec, RecognitionCodec, classes, each_image
+from alula.codecs import ImageCodec, RecognitionCodec, classes, each_image, vectors
 from alula.core.tensor import Array
 
 BEST = 5
@@ -41,4 +43,6 @@ def answers_of(bundle: Bundle, images: Sequence[Path]) -> list[dict[str, Any]]:
 def _reader(codec: ImageCodec | RecognitionCodec) -> Callable[[Mapping[str, Array]], list[dict[str, Any]]]:
     if isinstance(codec, RecognitionCodec):
         return lambda one: [asdict(codec.read(one["probabilities"]))]
+    if codec.spec.task == "image-embeddings":
+        return lambda one: [{"embedding": np.round(vectors(one), 6).tolist()}]
     return lambda one: [asdict(scored) for scored in classes(one, codec.spec)[:BEST]]

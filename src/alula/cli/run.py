@@ -230,6 +230,8 @@ def _cells(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return f"{len(value)} x {len(value[0])} numbers"
     if isinstance(value, list):
         return f"[{', '.join(f'{item:.4f}' for item in value[:4])}, ... {len(value)} numbers]"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -40,10 +40,12 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "BitImageProcessor": Kind(resample=3, square=False, crops=True),
     "ConvNextImageProcessor": Kind(resample=3, square=False, crops_to_edge=True),
+    "DeiTImageProcessor": Kind(resample=3, square=True, crops=True),
     "EfficientNetImageProcessor": Kind(resample=3, square=True, twice=True),
     "ViTImageProcessor": Kind(resample=2, square=True),
 }
 _OF_FAMILY = {
+    "deit": "DeiTImageProcessor",
     "dinov2": "BitImageProcessor",
     "efficientnet": "EfficientNetImageProcessor",
     "resnet": "ConvNextImageProcessor",

@@ -18,17 +18,28 @@ Task = Literal[
     "token-classification",
     "question-answering",
     "image-classification",
+    "image-embeddings",
+    "text-detection",
     "text-recognition",
     "text-generation",
     "text2text-generation",
     "tensors",
 ]
 Pooling = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
+ImagePooling = Literal["pooler", "cls", "mean", "none"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
-IMAGE_TASKS: tuple[Task, ...] = ("image-classification", "text-recognition")
+IMAGE_TASKS: tuple[Task, ...] = (
+    "image-classification",
+    "image-embeddings",
+    "text-detection",
+    "text-recognition",
+)
 TENSORS: Task = "tensors"
 """The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
+
+BY_VALUE: tuple[Task, ...] = ("text-detection", TENSORS)
+"""Tasks whose outputs are compared value by value: maps of pixels, and whatever is not known."""
 
 WRITING_TASKS: tuple[Task, ...] = ("text-generation", "text2text-generation")
 """Models that write text token by token: from what stands before it, or from a source that an encoder reads."""
@@ -40,6 +51,8 @@ TEXT_TASKS: tuple[Task, ...] = tuple(
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+IMAGE_POOLINGS: tuple[ImagePooling, ...] = get_args(ImagePooling)
+"""From states to one vector: by the checkpoint's own layer, the first state, the mean of patches; or all of them."""
 
 OPSETS = range(17, 25)
 """Opsets that a graph can be kept in: TensorRT 8.6 reads 17 at most, PyTorch and ONNX Runtime end at 24 today."""

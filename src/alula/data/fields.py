@@ -26,6 +26,8 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     "token-classification": ("labels",),
     "question-answering": ("answers", "answer"),
     "image-classification": ("label",),
+    "image-embeddings": (),
+    "text-detection": (),
     "text-recognition": ("text", "label"),
 }
 """The fields a task takes its label from; a row uses one of them or none."""

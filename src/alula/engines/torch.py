@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -25,6 +25,8 @@ from alula.engines.foreign import said
 
 Tensor = torch.Tensor
 Pool = Callable[[Tensor, Tensor], Tensor]
+Tail = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""What a model answers, and what it was given, to an embedding."""
 
 
 class Loader(Protocol):
@@ -44,10 +46,13 @@ LOADERS: Mapping[str, Loader] = {
     "token-classification": transformers.AutoModelForTokenClassification,
     "question-answering": transformers.AutoModelForQuestionAnswering,
     "image-classification": transformers.AutoModelForImageClassification,
+    "image-embeddings": transformers.AutoModel,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS, SIDE = 1024, 1 << 16
 INTERPOLATE = "interpolate_pos_encoding"
+MAPS = ("resnet", "efficientnet")
+"""Families whose states are maps, which they pool themselves."""
 
 
 def reference(
@@ -66,15 +71,15 @@ def reference(
     refuse_unless_offered("torch", dtype)
     loader = LOADERS[choice("task", spec.task, tuple(LOADERS))]
     torch.set_num_threads(host.threads_or_all(threads))
-    model = load(loader, checkpoint_root, DTYPES[dtype], headless=spec.task == "embeddings")
-    tail = _embedding(checkpoint_root, spec) if spec.task == "embeddings" else None
-    return TorchSession(spec, model, tail, profile or _whole(spec))
+    headless = spec.task == "embeddings" or (spec.task == "image-embeddings" and spec.pooling != "pooler")
+    model = load(loader, checkpoint_root, DTYPES[dtype], headless=headless)
+    return TorchSession(spec, model, _tail(checkpoint_root, spec), profile or _whole(spec))
 
 
 class TorchSession:
     """A transformers model in eval mode, and what turns its hidden states into an embedding."""
 
-    def __init__(self, spec: ModelSpec, model: torch.nn.Module, tail: Pool | None, profile: Profile) -> None:
+    def __init__(self, spec: ModelSpec, model: torch.nn.Module, tail: Tail | None, profile: Profile) -> None:
         (part,) = spec.parts
         self._dtype = next(model.parameters()).dtype
         self.inputs = part.inputs
@@ -106,9 +111,7 @@ class TorchSession:
         answer = model(**given, **self._options)
         if self._tail is None:
             return {spec.name: answer[spec.name] for spec in self.outputs}
-        # Pooled in fp32, as sums over many tokens lose digits in bf16.
-        hidden = answer.last_hidden_state.float()
-        return {self.outputs[0].name: self._tail(hidden, given["attention_mask"])}
+        return {self.outputs[0].name: self._tail(answer, given)}
 
     def close(self) -> None:
         """Release the model."""
@@ -157,14 +160,38 @@ def _options(spec: ModelSpec, model: torch.nn.Module) -> Mapping[str, bool]:
     return {INTERPOLATE: True} if open_sides and INTERPOLATE in takes else {}
 
 
-def _embedding(root: Path, spec: ModelSpec) -> Pool:
+def _tail(root: Path, spec: ModelSpec) -> Tail | None:
+    """What comes behind the model; None where its outputs are those of the task."""
+    if spec.task == "image-embeddings":
+        return _of_images(spec)
+    return _embedding(root, spec) if spec.task == "embeddings" else None
+
+
+def _embedding(root: Path, spec: ModelSpec) -> Tail:
     """Pooling, the checkpoint's Dense modules, and normalisation, in that order."""
     pool = POOLS[choice("pooling", spec.pooling, tuple(POOLS))]
     layers = _dense_modules(root)
 
-    def tail(hidden: Tensor, mask: Tensor) -> Tensor:
-        pooled: Tensor = layers(pool(hidden, mask))
+    def tail(answer: Any, given: Mapping[str, Tensor]) -> Tensor:
+        # Pooled in fp32, as sums over many tokens lose digits in bf16.
+        pooled: Tensor = layers(pool(answer.last_hidden_state.float(), given["attention_mask"]))
         return torch.nn.functional.normalize(pooled, dim=-1) if spec.normalize else pooled
+
+    return tail
+
+
+def _of_images(spec: ModelSpec) -> Tail:
+    """The model's own pooling, or that of the states of its tokens."""
+    firsts = 2 if spec.family == "deit" else 1
+
+    def tail(answer: Any, given: Mapping[str, Tensor]) -> Tensor:
+        if spec.pooling == "pooler" or spec.family in MAPS:
+            own: Tensor = answer.pooler_output.float().flatten(1)
+            return own
+        states: Tensor = answer.last_hidden_state.float()
+        if spec.pooling == "mean":
+            return states[:, firsts:].mean(1)
+        return states if spec.pooling == "none" else states[:, 0]
 
     return tail
 

@@ -7,24 +7,21 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from alula.core.errors import InputError
-from alula.core.model import ModelSpec, Part
+from alula.core.model import ModelSpec
 from alula.families import (
     bert,
     distilbert,
-    efficientnet,
     electra,
+    image_graph,
     images,
     mpnet,
     pooling,
-    resnet,
     roberta,
-    vision,
     writing,
 )
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
 from alula.families.family import Family
-from alula.families.image_settings import EfficientNetSettings, ResNetSettings
 from alula.families.layers import Inputs, linear
 from alula.families.sentence import read_embedding
 from alula.families.settings import read_settings
@@ -48,7 +45,7 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         return writing.write_part(checkpoint, spec, part_name, opset)
     part = spec.part(part_name)
     if spec.family in images.FAMILIES:
-        return _image_classifier(checkpoint, spec, part, opset)
+        return image_graph.write_part(checkpoint, spec, part, opset)
     family = FAMILIES[spec.family]
     b = Builder(read_weights(checkpoint.root), family.prefix)
     values = {tensor.name: graph_input(tensor) for tensor in part.inputs}
@@ -70,19 +67,6 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         outputs = (_logits(b, summary, layer, len(spec.labels), settings.hidden),)
     named = [b.rename(value, tensor) for value, tensor in zip(outputs, part.outputs, strict=True)]
     return b.model(list(values.values()), named, part_name, opset)
-
-
-def _image_classifier(checkpoint: Checkpoint, spec: ModelSpec, part: Part, opset: int) -> ir.Model:
-    settings = images.read_settings(spec.family, checkpoint.config)
-    b, pixels = Builder(read_weights(checkpoint.root), f"{spec.family}."), graph_input(part.inputs[0])
-    if isinstance(settings, ResNetSettings):
-        features = resnet.encode(b, pixels, settings)
-    elif isinstance(settings, EfficientNetSettings):
-        features = efficientnet.encode(b, pixels, settings)
-    else:
-        features = vision.encode(b, pixels, settings)
-    logits = _logits(b, features, images.FAMILIES[spec.family].head, len(spec.labels), settings.features)
-    return b.model([pixels], [b.rename(logits, part.outputs[0])], part.name, opset)
 
 
 def _embedding(

@@ -77,9 +77,9 @@ class Builder:
             return self.lazy(name, source.shape, source.read)
         return self.lazy(name, source.shape[::-1], source.read_transposed)
 
-    def read(self, name: str) -> Floats:
-        """The values of a weight of the encoder, for use inside a lazy one."""
-        return self._weights[self._find(name, head=False)].read()
+    def read(self, name: str, *, head: bool = False) -> Floats:
+        """The values of a weight of the encoder, or of a head beside it, for use inside a lazy one."""
+        return self._weights[self._find(name, head=head)].read()
 
     def lazy(self, name: str, shape: tuple[int, ...], read: Callable[[], Floats]) -> ir.Value:
         """An fp32 initializer whose values are made when they are needed, and not kept."""

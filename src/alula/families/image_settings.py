@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from alula.core.errors import ManifestError
@@ -51,6 +51,7 @@ _VIT: Mapping[str, Any] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
     "qkv_bias": True,
+    "pooler_act": "tanh",
 }
 _DINOV2: Mapping[str, Any] = {
     **_VIT,
@@ -135,7 +136,8 @@ class VisionSettings:
     """Sizes and choices of a transformer over patches; `image` is the height and width of training.
 
     `scaled` layers multiply what they add, `means` puts the mean of the patches beside the first token. Networks with
-    both interpolate their positions wherever an image is of another size; others where they are asked to.
+    both interpolate their positions wherever an image is of another size; others where they are asked to. A `distilled`
+    network has a second token behind the first. `pooled` and `pooler` are size and activation of the pooling layer.
     """
 
     hidden: int
@@ -147,8 +149,16 @@ class VisionSettings:
     activation: str
     epsilon: float
     biased: bool
-    scaled: bool
-    means: bool
+    scaled: bool = False
+    means: bool = False
+    distilled: bool = False
+    pooled: int = 0
+    pooler: str = ""
+
+    @property
+    def firsts(self) -> int:
+        """How many tokens stand before the patches."""
+        return 2 if self.distilled else 1
 
     @property
     def square(self) -> tuple[int, int]:
@@ -243,7 +253,17 @@ def read_efficientnet(config: Mapping[str, Any]) -> EfficientNetSettings:
 def read_vit(config: Mapping[str, Any]) -> VisionSettings:
     """Parse config.json of a ViT."""
     raw = _with_defaults(_VIT, config)
-    return _vision(raw, get(raw, int, "intermediate_size"), newer=False)
+    return _vision(
+        raw,
+        get(raw, int, "intermediate_size"),
+        pooled=get(raw, int, "pooler_output_size") if raw.get("pooler_output_size") else raw["hidden_size"],
+        pooler=get(raw, str, "pooler_act"),
+    )
+
+
+def read_deit(config: Mapping[str, Any]) -> VisionSettings:
+    """Parse config.json of a DeiT: a ViT with a token that learnt from a teacher."""
+    return replace(read_vit(config), distilled=True)
 
 
 def read_dinov2(config: Mapping[str, Any]) -> VisionSettings:
@@ -251,13 +271,14 @@ def read_dinov2(config: Mapping[str, Any]) -> VisionSettings:
     raw = _with_defaults(_DINOV2, config)
     if raw["use_swiglu_ffn"]:
         raise ManifestError("is true, which no graph is written for", "use_swiglu_ffn")
-    settings = _vision(raw, int(get(raw, int, "hidden_size") * get(raw, float, "mlp_ratio")), newer=True)
+    intermediate = int(get(raw, int, "hidden_size") * get(raw, float, "mlp_ratio"))
+    settings = _vision(raw, intermediate, scaled=True, means=True)
     if settings.grid[0] != settings.grid[1]:
         raise ManifestError(f"is {raw['image_size']!r}, expected a square", "image_size")
     return settings
 
 
-def _vision(raw: Mapping[str, Any], intermediate: int, *, newer: bool) -> VisionSettings:
+def _vision(raw: Mapping[str, Any], intermediate: int, **choices: Any) -> VisionSettings:
     hidden, heads = get(raw, int, "hidden_size"), get(raw, int, "num_attention_heads")
     if heads < 1 or hidden % heads:
         raise ManifestError(
@@ -278,8 +299,7 @@ def _vision(raw: Mapping[str, Any], intermediate: int, *, newer: bool) -> Vision
         activation=get(raw, str, "hidden_act"),
         epsilon=get(raw, float, "layer_norm_eps"),
         biased=get(raw, bool, "qkv_bias"),
-        scaled=newer,
-        means=newer,
+        **choices,
     )
 
 

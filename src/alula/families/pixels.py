@@ -11,16 +11,17 @@ from alula.core.parse import get
 from alula.families.checkpoint import PREPROCESSOR, read_json
 
 # What an image processor does with its `size`, by the class that is named or that transformers takes for a model type.
-SQUARED = {"ViTImageProcessor", "EfficientNetImageProcessor"}
+SQUARED = {"ViTImageProcessor", "DeiTImageProcessor", "EfficientNetImageProcessor"}
 SHORTEST = {"ConvNextImageProcessor", "BitImageProcessor"}
 _OF_MODEL = {
+    "deit": "DeiTImageProcessor",
     "dinov2": "BitImageProcessor",
     "efficientnet": "EfficientNetImageProcessor",
     "resnet": "ConvNextImageProcessor",
     "vit": "ViTImageProcessor",
 }
 _CROPS_ITSELF = "ConvNextImageProcessor"
-_CROPS_UNLESS_TOLD = "BitImageProcessor"
+_CROPS_UNLESS_TOLD = {"BitImageProcessor", "DeiTImageProcessor"}
 
 
 def image_size(root: Path, model_type: str) -> tuple[int, int]:
@@ -51,7 +52,7 @@ def _kind(raw: Mapping[str, Any], model_type: str) -> str:
 
 
 def _size(raw: Mapping[str, Any], kind: str) -> tuple[int, int]:
-    if raw.get("do_center_crop", kind == _CROPS_UNLESS_TOLD):
+    if raw.get("do_center_crop", kind in _CROPS_UNLESS_TOLD):
         return _sides(raw, "crop_size")
     if not raw.get("do_resize", True):
         raise ManifestError("is false, and nothing is cropped; images would have no fixed size", "do_resize")

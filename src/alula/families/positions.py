@@ -15,7 +15,7 @@ from alula.families.image_settings import VisionSettings
 from alula.families.weights import Floats
 
 NAME = "embeddings.position_embeddings"
-"""The class token's position, then those of the patches, [1, 1 + patches, hidden]."""
+"""The positions of the tokens before the patches, then those of the patches, [1, firsts + patches, hidden]."""
 
 _PATH = "embeddings.positions"
 _CUBIC = -0.75
@@ -26,7 +26,7 @@ _REACH = 2
 def fixed(b: Builder, grid: tuple[int, int], s: VisionSettings) -> ir.Value:
     """The positions of so many patches, down and across: [1, patches, hidden]."""
     shape = (1, grid[0] * grid[1], s.hidden)
-    return b.lazy(NAME, shape, lambda: _interpolated(b.read(NAME)[0, 1:], grid, s))
+    return b.lazy(NAME, shape, lambda: _interpolated(b.read(NAME)[0, s.firsts :], grid, s))
 
 
 def computed(b: Builder, patches: ir.Value, s: VisionSettings) -> ir.Value:
@@ -39,7 +39,7 @@ def computed(b: Builder, patches: ir.Value, s: VisionSettings) -> ir.Value:
     # ONNX Runtime 36 16, with Resize 712 570; OpenVINO 38 23, with Resize 20 10.
     side = s.grid[0]
     wide = side + 2 * _REACH
-    table = b.lazy(NAME, (s.hidden, wide, wide), lambda: _surrounded(b.read(NAME)[0, 1:], side))
+    table = b.lazy(NAME, (s.hidden, wide, wide), lambda: _surrounded(b.read(NAME)[0, s.firsts :], side))
     shape = b.op("Shape", patches, path=_PATH)
     down, across = (_matrix(b, b.op("Gather", shape, b.index(axis), path=_PATH), side) for axis in (2, 3))
     # What multiplies a constant that stands second is taken for a layer, and quantised; and where one of the sizes

@@ -33,9 +33,17 @@ class Clause:
 
 _DISTANCES = (
     Clause(
-        metric="cosine_distance_mean", times=1, when="always", meaning="mean of 1 - cosine over all texts"
+        metric="cosine_distance_mean",
+        times=1,
+        when="always",
+        meaning="mean of 1 - cosine over all texts or images",
     ),
-    Clause(metric="cosine_distance_worst", times=5, when="always", meaning="largest 1 - cosine of any text"),
+    Clause(
+        metric="cosine_distance_worst",
+        times=5,
+        when="always",
+        meaning="largest 1 - cosine of any text or image",
+    ),
     Clause(
         metric="nearest_disagreement",
         times=1,
@@ -114,6 +122,14 @@ _LINES = (
     ),
 )
 
+_MAPS = (
+    Clause(
+        metric="area_disagreement",
+        times=1,
+        when="always",
+        meaning="share of the area that either calls text and not both do, of all that either calls text",
+    ),
+)
 _ARRAYS = (
     Clause(
         metric="energy_of_error",
@@ -131,6 +147,8 @@ CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "token-classification": _TOKENS,
     "question-answering": _SPANS,
     "image-classification": _IMAGES,
+    "image-embeddings": _DISTANCES[:2],
+    "text-detection": _MAPS,
     "text-recognition": _LINES,
     "tensors": _ARRAYS,
 }

@@ -12,7 +12,7 @@ from alula.core.engine import Session
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.core.words import TENSORS
+from alula.core.words import BY_VALUE
 from alula.verify import metrics, outputs
 from alula.verify.limits import HIGHER_IS_BETTER, Limits, limits_for, limits_of_invariance, metrics_of
 from alula.verify.metrics import Flags, Floats
@@ -54,7 +54,7 @@ def compare(  # noqa: PLR0913, PLR0917 - six, which is as many as a function may
         for sample, expected in zip(samples, stored, strict=True)
     ]
     limits = limits_for(precision)
-    if spec.task == TENSORS:
+    if spec.task in BY_VALUE:
         return tuple(_of_arrays(spec, answers, precision, reference_name))
     return tuple(
         _check(output, metric, _measure(output, metric, answers, limits), limits.of(metric), reference_name)
@@ -70,7 +70,7 @@ def invariance(
     The engine is compared with itself, so these checks alone never make it verified. What a profile rules out
     (one row only, one length only) is not asked.
     """
-    if spec.task == TENSORS:
+    if spec.task in BY_VALUE:
         return tuple(_array_rows(candidate, samples, spec, profile, precision))
     usable = [sample for sample in samples if is_right_padded(sample)]
     pairs: dict[str, list[Answer]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.words import TENSORS
+from alula.core.words import BY_VALUE
 
 HIGHER_IS_BETTER = frozenset(
     {
@@ -241,11 +241,11 @@ def limits_of_invariance(precision: str) -> Limits:
 # pixel of a photograph is off by 0.16 to 0.57, and the map on the whole by 0.8 % to 12 %, its root mean square; bf16
 # by 1.0, and by 10 % to 80 %. fp32 in two engines: 2e-5.
 def metrics_of(spec: ModelSpec, precision: str = "fp32") -> tuple[tuple[str, str], ...]:
-    """What is looked at for a model; for one of which only the tensors are known, every output.
+    """What is looked at for a model; of maps of pixels, and where only the tensors are known, every output.
 
     Those are judged on the whole, and in fp32 by the worst value as well.
     """
-    if spec.task == TENSORS:
+    if spec.task in BY_VALUE:
         floats = ("rms_error", "max_error") if precision == "fp32" else ("rms_error",)
         return tuple(
             (output.name, metric)

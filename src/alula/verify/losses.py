@@ -15,6 +15,9 @@ from alula.verify.gate import Answer, arrays, pair
 from alula.verify.intervals import Interval, Rows, bootstrap, of_mean, wilson
 from alula.verify.metrics import Floats
 
+TEXT = 0.3
+"""The probability from which on a detector's pixel is one of text, as everybody reads these maps."""
+
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 """Rows, counted over all answers, of the first and the second text of each pair."""
 
@@ -123,6 +126,29 @@ def _energy_of(output: TensorSpec, answers: Sequence[Answer]) -> Loss:
     return Loss(output=output.name, value=value, mean=value, samples=len(sides), interval=interval)
 
 
+def _area(answers: Sequence[Answer], spec: ModelSpec, pairs: Pairs) -> Loss:
+    """Pages are drawn whole for the interval: pixels of one hang together."""
+    (output,) = spec.parts[0].outputs
+    pages = [_areas(*sides) for answer in answers for sides in zip(*arrays(output.name, answer), strict=True)]
+    apart, either = np.array(pages, np.float64).reshape(-1, 2).T
+
+    def share(rows: Rows) -> float:
+        of = float(either[rows].sum())
+        return float(apart[rows].sum() / of) if of else float(np.where(np.isnan(of), np.nan, 0.0))
+
+    value = share(np.arange(len(pages))) if pages else float("nan")
+    interval = bootstrap(share, len(pages)) if np.isfinite(value) else None
+    return Loss(output=output.name, value=value, mean=value, samples=len(pages), interval=interval)
+
+
+def _areas(expected: Floats, given: Floats) -> tuple[float, float]:
+    """Of one page, the pixels that one side alone calls text, and those that either does."""
+    if np.isnan(expected).any() or np.isnan(given).any():
+        return float("nan"), float("nan")
+    a, b = expected > TEXT, given > TEXT
+    return float((a ^ b).sum()), float((a | b).sum())
+
+
 MEASURES: Mapping[str, Measure] = {
     "cosine_distance_mean": _distance_mean,
     "cosine_distance_worst": _distance_worst,
@@ -133,6 +159,7 @@ MEASURES: Mapping[str, Measure] = {
     "span_disagreement": _spans,
     "character_error_rate": _characters,
     "energy_of_error": _energy,
+    "area_disagreement": _area,
 }
 """By metric: what `judge` can measure on outputs alone."""
 
