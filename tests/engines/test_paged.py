@@ -240,7 +240,8 @@ def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
     assert asked("bf16", *amx) == [(0, "bf16", "bf16", None)]
     assert asked("bf16", "avx2") == [(0, None, "f32", None)]
     assert asked("int8-weights", "avx2") == [(0, None, "f32", 32)]
-    assert asked("int4-weights", *amx) == [(32, None, "bf16", 32), (0, "bf16", "bf16", None)]
+    assert asked("int4-weights", *amx) == [(8, None, "bf16", 32), (0, "bf16", "bf16", None)]
+    assert asked("int8-weights", *amx) == [(32, None, "bf16", 32), (0, "bf16", "bf16", None)]
 
 
 def test_the_cache_costs_what_its_type_takes(llama: tuple[Decoder, Engine]) -> None:

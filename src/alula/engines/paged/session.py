@@ -22,14 +22,16 @@ PAGE_TOKENS = 32
 """OpenVINO's own on CPUs; a session reads it off the compiled model."""
 
 _GROUP = 32
-_FEW = 32
-"""Up to so many tokens in a step, rounding activations to eight bits is faster than AMX in bf16.
+_FEW: Mapping[str, int] = {"int8-weights": 32, "int4-weights": 8}
+"""Up to so many tokens in a step, packed weights are faster without AMX than with it in bf16.
 
-SmolLM2-135M on one core of a Xeon with AMX (model 207), CPU milliseconds, best of 7 on a busy machine; with int8 per
-channel, and behind it int4 in blocks of 64:
-            1 token    8 x 1   prompts of 16     32       64      128       512
-  rounded   19   16    32  26     40     31   52   43   81   66  152  121   574  468
-  bf16      27   19    46  44     51     47   53   51   63   58   86   81   334  316
+SmolLM2-135M on one core of a Xeon with AMX (model 207), CPU milliseconds, best of 5 on a busy machine. Where a block of
+four bits has a zero of any size, OpenVINO rounds no activations: that costs half as much again, and loses nothing.
+                     1 token  8 x 1  prompts of 16    32    64   128   512
+  int8, rounded         19.7   29.6           37.7  48.3  75.7   136   545
+  int8, bf16            26.8   46.0           50.6  53.2  63.4    86   334
+  int4                  20.5   44.5           58.7  86.5   136   252   953
+  int4, bf16            24.8   43.9           52.9  56.7  65.8    93   317
 """
 
 
@@ -45,7 +47,7 @@ class Way:
 def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
     """The forms that a precision runs in on a CPU with these features, for few tokens first.
 
-    Weights of eight or four bits meet activations that are rounded to eight, in groups. Where a prompt is faster in
+    Weights of eight or four bits may meet activations that are rounded to eight, in groups. Where prompts are faster in
     bf16, there are two forms with one cache between them; each has the packed weights for itself.
     """
     fp32 = Way(most=0, settings={"KV_CACHE_PRECISION": "f32"})
@@ -53,12 +55,12 @@ def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
     has_bf16 = "avx512_bf16" in features or "amx_bf16" in features
     if precision == "bf16":
         return (bf16,) if has_bf16 else (fp32,)
-    if not precision.endswith("-weights"):
+    if precision not in _FEW:
         return (fp32,)
     rounded: dict[str, object] = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP}
     if "amx_bf16" not in features:
         return (Way(most=0, settings={**rounded, "KV_CACHE_PRECISION": "f32"}),)
-    few = Way(most=_FEW, settings={**rounded, "KV_CACHE_PRECISION": "bf16"}, half_attention=True)
+    few = Way(most=_FEW[precision], settings={**rounded, "KV_CACHE_PRECISION": "bf16"}, half_attention=True)
     return (few, bf16)
 
 
