@@ -98,8 +98,8 @@ ALTERNATING = """\
 {{ bos_token }}{% for message in messages %}
 {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
-{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
-{% else %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}
+    {% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+    {% else %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}
 {% endfor %}"""
 SPEAKERS = "{% for m in messages %}{{ m.role|capitalize ~ ': ' ~ m.content }}\n{% endfor %}"
 
