@@ -295,6 +295,11 @@ class Running:
     def engine_pid(self) -> int:
         return int(self.get("/health/live")["engine"]["pid"])
 
+    def restarted(self) -> bool:
+        """Whether an engine that was started again answers."""
+        health = self.get("/health/live")
+        return bool(health["ready"] and health["engine"]["restarts"])
+
     def stop(self, number: int = signal.SIGTERM, within_s: float = 15) -> tuple[int, str, str]:
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=within_s)
