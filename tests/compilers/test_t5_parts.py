@@ -86,11 +86,17 @@ def test_the_parts_in_the_words_of_tensorrt_8_6(precision: str, folder: Path, tm
         graph = rewrite(part(folder, name), passes_for("tensorrt", precision, 17))
         assert refusals(graph) == []
         onnx.checker.check_model(ir.to_proto(graph), full_check=True)
-        given = run(session_of(graph), feeds)
+        given = run(session_of(graph), as_declared(graph, feeds))
         for output, expected in run(written.sessions[name], feeds).items():
             assert error(given[output], expected) < {"fp32": 1e-5, "fp16": 5e-3}[precision]
     saved = save(graph, tmp_path / "decoder.onnx", precision)
     assert compiled(saved.path, shapes(graph)).attentions == 0
+
+
+def as_declared(model: ir.Model, feeds: Arrays) -> Arrays:
+    """Caches in the precision that a graph has them in."""
+    types = {str(value.name): value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
+    return {name: value.astype(types[name]) for name, value in feeds.items()}
 
 
 def calls(written: Written) -> Iterator[tuple[str, Arrays]]:
@@ -236,22 +242,36 @@ def test_a_norm_of_a_row_of_300_is_its_weight(tmp_path: Path) -> None:
 
 
 def test_an_embedding_is_stored_once_in_fp16_too(folder: Path) -> None:
-    """Tied, it stays fp32 with the head, which is an output; not tied, it is halved."""
+    """Tied, the head reads it as well; a head of its own is another table, the other way round."""
     tied = not any("lm_head" in name for name in load_file(folder / "model.safetensors"))
     for name in ("encoder", "decoder"):
         graph = rewrite(part(folder, name), passes_for("tensorrt-rtx", "fp16")).graph
         tables = [
-            value.dtype for value in graph.initializers.values() if value.shape == (VOCAB, WIDE["d_model"])
+            value.dtype
+            for value in graph.initializers.values()
+            if value.shape in ((VOCAB, WIDE["d_model"]), (WIDE["d_model"], VOCAB))
         ]
-        assert tables == [FP32 if tied and name == "decoder" else FP16]
+        assert tables == [FP16] * (1 if tied or name == "encoder" else 2)
 
 
-def test_keys_and_values_are_computed_in_fp16_and_handed_out_in_fp32(folder: Path) -> None:
-    """They are outputs of the graph and not its last: the head is, and stays fp32."""
+def test_keys_and_values_are_fp16_where_a_gpu_keeps_them(folder: Path) -> None:
+    """They go out as they come in, and nothing casts them between."""
     for name in ("cross", "decoder"):
         graph = rewrite(part(folder, name), passes_for("tensorrt-rtx", "fp16")).graph
-        whole = {
-            str(node.name) for node in graph if node.op_type == "MatMul" and node.outputs[0].dtype == FP32
-        }
-        assert whole == ({"lm_head/MatMul"} if name == "decoder" else set())
-        assert {value.dtype for value in graph.outputs} == {FP32}
+        products = {node.outputs[0].dtype for node in graph if node.op_type == "MatMul"}
+        assert products == {FP16}
+        kinds = {str(value.name).split(".")[0]: value.dtype for value in (*graph.inputs, *graph.outputs)}
+        kept = {"cross", "past", "present"} & kinds.keys()
+        assert {kinds.pop(each) for each in kept} == {FP16}
+        assert set(kinds.values()) <= {FP32, ir.DataType.INT64}
+        cast = {str(value.name) for node in graph if node.op_type == "Cast" for value in node.inputs if value}
+        assert not [each for each in cast if each.startswith(("past.", "cross.", "present."))]
+
+
+def test_a_key_that_does_not_fit_keeps_all_caches_fp32(folder: Path) -> None:
+    key = "decoder.block.0.layer.0.SelfAttention.k/MatMul"
+    graph = rewrite(part(folder, "decoder"), passes_for("tensorrt-rtx", "fp16", keep=frozenset({key}))).graph
+    kept = [
+        value for value in (*graph.inputs, *graph.outputs) if str(value.name).startswith(("past", "pres"))
+    ]
+    assert {value.dtype for value in kept} == {FP32}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from alula.families import open_checkpoint
 from alula.families.decoder_settings import DecoderSettings, read_decoder_settings
-from alula.families.llama import decoder_part, write_decoder
+from alula.families.llama import write_decoder
 from alula.families.weights import read_weights
 
 Ints = NDArray[np.int64]
@@ -54,8 +54,8 @@ class Decoder:
     def empty(self, rows: int) -> Cache:
         """A past of no tokens."""
         shape = (rows, self.settings.kv_heads, 0, self.settings.head_size)
-        names = [spec.name for spec in decoder_part(self.settings).inputs if spec.name.startswith("past")]
-        return {name: np.zeros(shape, np.float32) for name in names}
+        past = [value for value in self.graph.graph.inputs if str(value.name).startswith("past")]
+        return {str(value.name): np.zeros(shape, dtype_of(value)) for value in past}
 
     def step(
         self, ids: Ints, mask: Ints, positions: Ints, past: Cache, answers: Ints | None = None
@@ -89,6 +89,12 @@ class Decoder:
         with torch.no_grad():
             logits: Floats = self.reference(torch.from_numpy(ids)).logits.numpy()
         return logits
+
+
+def dtype_of(value: ir.Value) -> np.dtype[Any]:
+    """The type that an input is fed as."""
+    assert value.dtype is not None
+    return value.dtype.numpy()
 
 
 def checkpoint(to: Path, model_type: str, **changes: Any) -> Any:

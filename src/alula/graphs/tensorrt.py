@@ -66,7 +66,8 @@ def tensorrt_passes(
 
 def half_policy(opset: int | None) -> Policy:
     """What fp16 takes in the graph for an opset, or for the newest TensorRT."""
-    return replace(HALF, attention=True) if opset is None or opset >= _ATTENTION_OPSET else REGION
+    whole = opset is None or opset >= _ATTENTION_OPSET
+    return replace(HALF, attention=True, writing=True) if whole else replace(REGION, writing=True)
 
 
 def _older(opset: int) -> list[Pass]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from alula.graphs.passes.caches import is_cache
 from alula.graphs.passes.edit import first_input, hand_over, is_constant, replace_constant, retype
 
 FP32, BF16, FP16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16
@@ -74,24 +75,43 @@ class Casts:
             if value is not None and value.dtype == self.half:
                 self._feed(node, index, FP32)
 
-    def restore_outputs(self, graph: ir.Graph) -> None:
-        """Give the graph's outputs their fp32 back."""
+    def take_caches(self, graph: ir.Graph) -> None:
+        """Let what a session gives back to the graph be half precision."""
+        for value in graph.inputs:
+            if is_cache(value):
+                retype(value, self.half)
+
+    def share_table(self, table: ir.Value) -> None:
+        """Store a table once in half precision for all who read it, if it holds that."""
+        tensor = table.const_value
+        assert tensor is not None
+        if float(np.abs(tensor.numpy()).max(initial=0)) > LARGEST[self.half]:
+            return
+        for node, index in list(table.uses()):
+            self._feed(node, index, self.half)
+
+    def restore_outputs(self, graph: ir.Graph, *, caches: bool = False) -> None:
+        """Give the graph's outputs their fp32 back; with `caches`, these are half precision all of them."""
         for value in list(graph.outputs):
+            wanted = self.half if caches and is_cache(value) else FP32
             producer = value.producer()
-            if value.dtype == self.half and producer is not None:
-                cast = cast_of(value, FP32)
+            if value.dtype in {self.half, FP32} and value.dtype != wanted and producer is not None:
+                own = value.dtype
+                cast = cast_of(value, wanted)
                 graph.insert_after(producer, cast)
                 users = [(user, index) for user, index in value.uses() if user is not cast]
                 hand_over(value, cast.outputs[0])
-                retype(value, self.half)
-                retype(cast.outputs[0], FP32)
+                retype(value, own)
+                retype(cast.outputs[0], wanted)
                 cast.replace_input_with(0, value)
                 for user, index in users:
                     user.replace_input_with(index, value)
 
     def store_table(self, node: ir.Node) -> None:
-        """Let a Gather read its fp32 table from half precision, if nobody else reads it."""
+        """Let a Gather read its fp32 table from half precision, if nobody else reads it; positions stay exact."""
         if node.op_type != "Gather" or not is_constant(node.inputs[0]):
+            return
+        if any(user.op_type == "RotaryEmbedding" for user in node.outputs[0].consumers()):
             return
         table, output = first_input(node), node.outputs[0]
         if table.dtype != FP32 or len(table.uses()) != 1 or output.is_graph_output():

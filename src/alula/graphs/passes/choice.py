@@ -19,7 +19,8 @@ class Policy:
     Norms, masks, pooling, normalisation and the last linear before an output never do. `residual` is the sum that
     a norm takes, `scores` that of scores and mask and its softmax. `maps` are convolutions and what follows them:
     sums, products, concatenations. `attention` takes the Attention operator whole, its softmax as the engine's kernel
-    has it. `quantised` are layers that multiply int8: what they give, and what is restored for them (opset 19 at
+    has it. `writing` is what a decoder keeps from step to step, inputs and outputs among it, and the head that gives
+    logits. `quantised` are layers that multiply int8: what they give, and what is restored for them (opset 19 at
     least). `tables` only stores the embedding tables in half precision, which halves them; their sum is fp32.
     """
 
@@ -29,6 +30,7 @@ class Policy:
     scores: bool = False
     maps: bool = False
     attention: bool = False
+    writing: bool = False
     quantised: bool = False
     tables: bool = False
 
@@ -97,6 +99,21 @@ def is_layer(node: ir.Node) -> bool:
     return node.op_type in _PRODUCTS | _CONVOLUTIONS and (is_constant(node.inputs[1]) or is_quantised(node))
 
 
+def is_head(node: ir.Node) -> bool:
+    """Whether this gives the logits of a decoder, by weights of its own or by its table of embeddings."""
+    graph = node.graph
+    if node.op_type != "MatMul" or graph is None or not any(is_cache(value) for value in graph.outputs):
+        return False
+    return (is_constant(node.inputs[1]) or table_of(node) is not None) and reaches_output(node)
+
+
+def table_of(node: ir.Node) -> ir.Value | None:
+    """The constant that a product reads the other way round, and others as it is; None if there is none."""
+    turned = node.inputs[1].producer() if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    table = turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
+    return table if is_constant(table) else None
+
+
 def is_quantised(node: ir.Node) -> bool:
     """Whether this multiplies by a constant that DequantizeLinear restores."""
     value = node.inputs[1] if len(node.inputs) > 1 else None
@@ -129,6 +146,8 @@ def _is_product(node: ir.Node, policy: Policy) -> bool:
         return False
     if is_quantised(node) and not policy.quantised:
         return False
+    if policy.writing and is_head(node):
+        return True
     if is_layer(node):
         return (policy.maps or node.op_type in _PRODUCTS) and not reaches_output(node)
     return node.op_type in _PRODUCTS and (_reaches_softmax(node) or _comes_from_softmax(node))

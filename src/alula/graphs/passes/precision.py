@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
+from alula.graphs.passes.caches import is_cache
 from alula.graphs.passes.casts import BF16, FP16, FP32, MOVES, Casts, scale_fits
 from alula.graphs.passes.choice import (
     FUSED,
@@ -17,6 +18,7 @@ from alula.graphs.passes.choice import (
     chosen_nodes,
     float_producers,
     is_quantised,
+    table_of,
 )
 from alula.graphs.passes.edit import Editor, first_input, is_constant
 from alula.graphs.passes.fits import fits, table_fits
@@ -71,12 +73,18 @@ class ToHalf(InPlacePass):
         chosen = self.chosen(model)
         _bound_masks(model.graph, chosen, self.dtype)
         casts = Casts(self.dtype, restored=self.policy.quantised)
+        caches = self.policy.writing and self._halves_caches(model.graph)
+        if caches:
+            casts.take_caches(model.graph)
+        for table in filter(None, map(table_of, chosen)):
+            casts.share_table(table)
         for node in list(model.graph):
-            if node in chosen or (node.op_type in MOVES and first_input(node).dtype == self.dtype):
+            moved = MOVES | {"Concat"} if caches else MOVES
+            if node in chosen or (node.op_type in moved and first_input(node).dtype == self.dtype):
                 casts.to_half(node)
             else:
                 casts.to_fp32(node)
-        casts.restore_outputs(model.graph)
+        casts.restore_outputs(model.graph, caches=caches)
         if self.policy.tables:
             for node in list(model.graph):
                 if self.dtype != FP16 or table_fits(node):
@@ -90,7 +98,7 @@ class ToHalf(InPlacePass):
             if node.op_type in kept and node.outputs[0].dtype != FP32:
                 raise PostconditionError(f"{node.name}: {node.op_type} is {node.outputs[0].dtype}")
         for value in model.graph.outputs:
-            if value.dtype == self.dtype:
+            if value.dtype == self.dtype and not (self.policy.writing and is_cache(value)):
                 raise PostconditionError(f"output {value.name} is {self.dtype.name}")
 
     def _may_change(self, node: ir.Node) -> bool:
@@ -99,6 +107,18 @@ class ToHalf(InPlacePass):
         if is_quantised(node) and not all(scale_fits(each, self.dtype) for each in _restored(node)):
             return False
         return self.dtype != FP16 or fits(node)
+
+    def _halves_caches(self, graph: ir.Graph) -> bool:
+        """Whether there are caches, and none comes from a node that stays fp32 because it does not fit."""
+        last = [value.producer() for value in graph.outputs if is_cache(value)]
+        through = MOVES | {"Concat", "RotaryEmbedding"}
+        made = {
+            node
+            for each in last
+            if each is not None
+            for node in (each, *float_producers(each, None, through))
+        }
+        return bool(last) and not any(node.name in self.keep for node in made)
 
 
 class ToBfloat16(ToHalf):
