@@ -66,6 +66,7 @@ class BuildRequest:
     task: str | None = None
     pooling: str | None = None
     inputs: tuple[TensorSpec, ...] = ()
+    labels: Path | None = None
     target: str = "auto"
     precision: str = "auto"
     axes: Mapping[str, Range] = field(default_factory=dict)
@@ -174,7 +175,9 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     with progress.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(request.model, request.revision)
         asked = asked_of(request.axes, request.compiling)
-        spec = families.describe(checkpoint, request.task, request.pooling, request.inputs, asked)
+        spec = families.describe(
+            checkpoint, request.task, request.pooling, request.inputs, asked, request.labels
+        )
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
         if spec.writes:
@@ -188,7 +191,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     if request.data is not None:
         data = read(request.data, spec.task, skip_bad=skip, inputs=spec.parts[0].inputs)
     if traffic := request.compiling.traffic:
-        seen = seen_in(traffic, spec, checkpoint.root, progress, skip_bad=skip)
+        seen = seen_in(traffic, spec, checkpoint.folder, progress, skip_bad=skip)
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
@@ -237,7 +240,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
     from alula.rungs import Workshop  # noqa: PLC0415
     from alula.scripts import rehearse  # noqa: PLC0415
 
-    root = resolved.checkpoint.root
+    root = resolved.checkpoint.folder
     families.write_text_files(resolved.checkpoint, draft.scratch / "tokenizer")
     _copy(root, PROCESSOR_FILES, draft.scratch / "processor")
     promise = _promise(request, resolved)
@@ -290,7 +293,7 @@ def _promise(request: BuildRequest, resolved: Resolved) -> Promise | None:
         return None
     from alula.questions import BUDGET, Promise, questions_of  # noqa: PLC0415 - not for a build that comes from the cache
 
-    asked = questions_of(resolved.data, resolved.spec, resolved.plan.profile, resolved.checkpoint.root)
+    asked = questions_of(resolved.data, resolved.spec, resolved.plan.profile, resolved.checkpoint.folder)
     return Promise(
         questions=asked,
         budget=BUDGET if request.budget is None else request.budget,
@@ -388,7 +391,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
     return {
         "checkpoint": resolved.spec.digest,
         "tokenizer": [
-            _digest(resolved.checkpoint.root / name) for name in (*families.TEXT_FILES, *PROCESSOR_FILES)
+            _digest(resolved.checkpoint.folder / name) for name in (*families.TEXT_FILES, *PROCESSOR_FILES)
         ],
         "source": request.model,
         "spec": str(resolved.spec),

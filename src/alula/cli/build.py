@@ -16,7 +16,7 @@ from alula.cli.console import Phases, number, print_checks, print_json, print_ro
 from alula.core.check import Check
 from alula.core.errors import InputError
 from alula.core.units import parse_bytes, parse_seconds
-from alula.core.words import IMAGE_POOLINGS, POOLINGS, TASKS, choice
+from alula.core.words import IMAGE_POOLINGS, ONNX_TASKS, POOLINGS, TASKS, choice
 
 GATE_FAILED = 3
 
@@ -57,7 +57,9 @@ def build(
     ),
     skip_bad_rows: bool = typer.Option(False, "--skip-bad-rows", help=SKIP),
     task: str | None = typer.Option(
-        None, help=f"One of {', '.join(TASKS)}; read from the checkpoint if not given."
+        None,
+        help=f"One of {', '.join(TASKS)}; of an ONNX file also {', '.join(ONNX_TASKS)}; read from the checkpoint "
+        "if not given.",
     ),
     pooling: str | None = typer.Option(
         None, help=f"For embeddings: one of {', '.join(POOLINGS)}; of images: {', '.join(IMAGE_POOLINGS)}."
@@ -68,6 +70,12 @@ def build(
         help="Of an ONNX file: sizes and names of an input's axes, such as x=float32[batch,3,height,width], and the "
         "range of its values behind it (:0:1); can be repeated.",
         show_default="as in the file",
+    ),
+    labels: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Of an ONNX file: a label or a recogniser's character a line.",
+        show_default="those in the file's metadata",
     ),
     batch: str | None = typer.Option(
         None, metavar="MIN:OPT:MAX", help="Rows per call.", show_default="1:8:64"
@@ -138,7 +146,7 @@ def build(
 ) -> int:
     """Write the graph, compile it, hold it to the reference, and keep the fastest precision within the limits."""
     if task is not None:
-        choice("task", task, TASKS)
+        choice("task", task, (*TASKS, *ONNX_TASKS))
     if pooling is not None:
         choice("pooling", pooling, tuple(dict.fromkeys((*POOLINGS, *IMAGE_POOLINGS))))
     axes = parse_axes({"batch": batch, "length": length, "height": height, "width": width}, axis)
@@ -169,6 +177,7 @@ def build(
         task=task,
         pooling=pooling,
         inputs=parse_inputs(inputs),
+        labels=labels,
         target=target,
         precision=precision,
         axes=axes,

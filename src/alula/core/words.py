@@ -38,6 +38,14 @@ IMAGE_TASKS: tuple[Task, ...] = (
 TENSORS: Task = "tensors"
 """The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
 
+ONNX_TASKS: Mapping[str, Task] = {
+    "detection": "text-detection",
+    "recognition": "text-recognition",
+    "classification": "image-classification",
+    "generic": TENSORS,
+}
+"""What a ready-made ONNX file may be, by a short name; the task's own name is taken too."""
+
 BY_VALUE: tuple[Task, ...] = ("text-detection", TENSORS)
 """Tasks whose outputs are compared value by value: maps of pixels, and whatever is not known."""
 

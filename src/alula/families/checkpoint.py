@@ -44,6 +44,11 @@ class Checkpoint:
     config: Mapping[str, Any]
     digest: str
 
+    @property
+    def folder(self) -> Path:
+        """Where files that belong to the model lie."""
+        return self.root.parent if self.root.is_file() else self.root
+
 
 def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
     """Find a checkpoint by folder or hub id, and check that its files are whole."""

@@ -1,7 +1,8 @@
 """A model that comes as a ready-made ONNX file: found, known by its content, described. Nothing is written here.
 
-Text recognisers as PaddleOCR exports them are understood: the characters lie in the file's metadata. Any other file is
-arrays in and arrays out (`tensors.py`).
+Text recognisers as PaddleOCR exports them are understood: the characters lie in the file's metadata. Classifiers of
+images and detectors of text are (`onnx_image.py`) where they are called that. Any other file is arrays in and arrays
+out (`tensors.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec, Part
 from alula.core.tensor import TensorSpec
-from alula.core.words import TENSORS
+from alula.core.words import ONNX_TASKS, TENSORS
+from alula.families.onnx_values import is_float, lines, rank, read_labels_file, shown, size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 ENDING = ".onnx"
 FAMILY = "onnx"
 TASK = "text-recognition"
+CLASSIFIER = "image-classification"
+DETECTOR = "text-detection"
 PROBABILITIES = "probabilities"
 
 # Those that leave their height open (PP-OCR v3, v4 and v5) are trained on lines of 48 pixels.
@@ -63,14 +67,14 @@ def only_file(folder: Path) -> Path | None:
 def digest_of(file: Path) -> str:
     """SHA-256 over the file and over what it keeps beside itself, whatever the file's name is."""
     total = hashlib.sha256(_hashed(file).encode())
-    for name, size in _data_files(read(file), file).items():
+    for name, used in _data_files(read(file), file).items():
         path = file.parent / name
         if not path.resolve().is_relative_to(file.parent.resolve()):
             raise InputError(f"{file}: its data file {name!r} lies outside its folder")
         if not path.is_file():
             raise InputError(f"no data file at {path}, in which {file.name} keeps weights")
-        if (found := path.stat().st_size) < size:
-            raise InputError(f"{path} is cut short: {found} bytes, but {file.name} keeps {size} in it")
+        if (found := path.stat().st_size) < used:
+            raise InputError(f"{path} is cut short: {found} bytes, but {file.name} keeps {used} in it")
         total.update(f"{name}\0{_hashed(path)}\n".encode())
     return total.hexdigest()
 
@@ -111,30 +115,55 @@ def original(checkpoint: Checkpoint, spec: ModelSpec) -> Original:
 
 
 def describe(
-    checkpoint: Checkpoint, task: str | None, pooling: str | None, stated: Sequence[TensorSpec] = ()
+    checkpoint: Checkpoint,
+    task: str | None,
+    pooling: str | None,
+    stated: Sequence[TensorSpec] = (),
+    labels: Path | None = None,
 ) -> ModelSpec:
-    """Say what the file is, or why it is not taken; `stated` is what the user says of its inputs."""
+    """Say what the file is, or why it is not taken.
+
+    `stated` is what the user says of its inputs, and `labels` a file of class names or of a recogniser's characters.
+    """
     file = checkpoint.root
-    if task not in {None, TASK, TENSORS}:
-        raise InputError(f"{file} is an ONNX file; expected task {TASK} or {TENSORS}, not {task!r}")
+    chosen = ONNX_TASKS.get(task or "", task)
+    if chosen not in {None, *ONNX_TASKS.values()}:
+        names = ", ".join(f"{short} ({name})" for short, name in ONNX_TASKS.items())
+        raise InputError(f"{file} is an ONNX file; expected one of the tasks {names}, not {task!r}")
     if pooling:
-        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {task or TENSORS}")
+        raise InputError(f"pooling {pooling!r} is for embeddings; the task is {chosen or TENSORS}")
+    listed = read_labels_file(labels) if labels else ()
     model = read(file)
-    reason = _refusal(model)
-    if task == TENSORS or (task is None and reason):
+    reason = _refusal(model, listed)
+    if chosen == TENSORS or (chosen is None and reason):
+        if labels:
+            raise InputError(f"--labels {labels}: task {TENSORS} has none; name the task that they are for")
         from alula.families.tensors import describe_tensors  # noqa: PLC0415 - onnx_ir is for building only
 
         return describe_tensors(checkpoint, model, stated)
-    if reason:
-        raise InputError(f"{file}: {reason} (it has {_shown(model)}); {_EXPECTED}")
     if stated:
         raise InputError(
-            f"--inputs {stated[0]}: {file} is a text recogniser, whose input is known; state it for --task {TENSORS}"
+            f"--inputs {stated[0]}: of a file of the task {chosen or TASK} the input is known; state it for "
+            f"--task {TENSORS}"
         )
+    if labels and chosen == DETECTOR:
+        raise InputError(f"--labels {labels}: task {DETECTOR} has none")
+    if chosen in {CLASSIFIER, DETECTOR}:
+        from alula.families import onnx_image  # noqa: PLC0415 - onnx_ir is for building only
+
+        if chosen == DETECTOR:
+            return onnx_image.describe_detector(checkpoint, model)
+        return onnx_image.describe_classifier(checkpoint, model, listed)
+    if reason:
+        raise InputError(f"{file}: {reason} (it has {shown(model)}); {_EXPECTED}")
+    return _recogniser(checkpoint, model, listed)
+
+
+def _recogniser(checkpoint: Checkpoint, model: ir.Model, listed: tuple[str, ...]) -> ModelSpec:
     (taken,), (given,) = model.graph.inputs, model.graph.outputs
-    height, labels = _size(taken, 2) or HEIGHT, _labels(model)
+    height, labels = size(taken, 2) or HEIGHT, _labels(model, listed)
     pixels = TensorSpec(name=str(taken.name), dtype="float32", shape=("batch", 3, height, "width"))
-    steps = TensorSpec(name=PROBABILITIES, dtype="float32", shape=("batch", "steps", _size(given, 2) or 0))
+    steps = TensorSpec(name=PROBABILITIES, dtype="float32", shape=("batch", "steps", size(given, 2) or 0))
     return ModelSpec(
         name=checkpoint.name,
         digest=checkpoint.digest,
@@ -150,21 +179,21 @@ def describe(
     )
 
 
-def _refusal(model: ir.Model) -> str:  # noqa: PLR0911 - one line per refusal
+def _refusal(model: ir.Model, listed: tuple[str, ...]) -> str:  # noqa: PLR0911 - one line per refusal
     """Why this is no text recogniser; empty if it is one."""
-    if _CHARACTERS not in model.metadata_props:
+    if _CHARACTERS not in model.metadata_props and not listed:
         return f"there is no metadata {_CHARACTERS!r}"
     if len(model.graph.inputs) != 1 or len(model.graph.outputs) != 1:
         return f"there are {len(model.graph.inputs)} inputs and {len(model.graph.outputs)} outputs"
     (taken,), (given,) = model.graph.inputs, model.graph.outputs
-    if any(value.dtype is None or value.dtype.name != "FLOAT" for value in (taken, given)):
+    if not is_float(taken) or not is_float(given):
         return "an input or output is not float32"
-    if _rank(taken) != 4 or _size(taken, 1) != 3 or _size(taken, 0) or _size(taken, 3):
+    if rank(taken) != 4 or size(taken, 1) != 3 or size(taken, 0) or size(taken, 3):
         return "the input is no batch of lines"
-    if _rank(given) != 3 or not _size(given, 2):
+    if rank(given) != 3 or not size(given, 2):
         return "the output is no classes for each step"
-    if not _labels(model):
-        return f"{len(_characters(model))} characters do not make {_size(given, 2)} classes"
+    if not _labels(model, listed):
+        return f"{len(_characters(model, listed))} characters do not make {size(given, 2)} classes"
     last = given.producer()
     if last is None or last.op_type != "Softmax":
         return f"the output comes from {last.op_type if last else 'no operator'}"
@@ -172,40 +201,18 @@ def _refusal(model: ir.Model) -> str:  # noqa: PLR0911 - one line per refusal
     return f"it uses operators of {', '.join(others)}" if others else ""
 
 
-def _labels(model: ir.Model) -> tuple[str, ...]:
+def _labels(model: ir.Model, listed: tuple[str, ...]) -> tuple[str, ...]:
     """A label per class, the blank's empty; none where they do not add up."""
-    characters = _characters(model)
-    classes = _size(model.graph.outputs[0], 2)
+    characters = _characters(model, listed)
+    classes = size(model.graph.outputs[0], 2)
     if classes == len(characters) + 1:
         return ("", *characters)
     return ("", *characters, " ") if classes == len(characters) + 2 else ()
 
 
-def _characters(model: ir.Model) -> list[str]:
-    """A character a line; other line ends than the line feed are characters themselves."""
-    listed = model.metadata_props[_CHARACTERS].removesuffix("\n")
-    return [line.removesuffix("\r") for line in listed.split("\n")]
-
-
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
-
-
-def _size(value: ir.Value, axis: int) -> int | None:
-    """The size of an axis, if it is a fixed one."""
-    dim = None if value.shape is None else value.shape[axis]
-    return dim if isinstance(dim, int) else None
-
-
-def _shown(model: ir.Model) -> str:
-    """Inputs, outputs and metadata, as they are."""
-    sides = []
-    for what, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs)):
-        named = (
-            f"{v.name} {v.dtype.name if v.dtype else 'of no type'} {v.shape or 'of no shape'}" for v in values
-        )
-        sides.append(f"{what} {', '.join(named) or 'none'}")
-    return "; ".join((*sides, f"metadata {', '.join(sorted(model.metadata_props)) or 'none'}"))
+def _characters(model: ir.Model, listed: tuple[str, ...]) -> Sequence[str]:
+    """A character a line, as the user lists them or as the file does."""
+    return listed or lines(model.metadata_props[_CHARACTERS])
 
 
 def _data_files(model: ir.Model, file: Path) -> dict[str, int]:

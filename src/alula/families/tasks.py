@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -61,19 +62,24 @@ def head_layer(family: str, task: str) -> str:
     return "classifier" if task == "token-classification" else _TEXT_CLASSIFIER[family]
 
 
-def describe(
+def describe(  # noqa: PLR0913, PLR0917 - six, which is as many as a function may have here
     checkpoint: Checkpoint,
     task: str | None = None,
     pooling: str | None = None,
     stated: Sequence[TensorSpec] = (),
     asked: Mapping[str, Range] = MappingProxyType({}),
+    listed: Path | None = None,
 ) -> ModelSpec:
-    """Say what the checkpoint is written as, or why it cannot be; `stated` is for ONNX files.
+    """Say what the checkpoint is written as, or why it cannot be; `stated` and `listed`, of labels, are for ONNX files.
 
     `asked` are sizes by axis: those of an image's height and width open them, which are fixed otherwise.
     """
     if onnx_file.is_onnx(checkpoint):
-        return onnx_file.describe(checkpoint, task, pooling, stated)
+        return onnx_file.describe(checkpoint, task, pooling, stated, listed)
+    if listed:
+        raise InputError(
+            f"--labels {listed}: {checkpoint.name} has its labels in config.json; those are for ONNX files"
+        )
     if stated:
         raise InputError(
             f"--inputs {stated[0]}: the inputs of {checkpoint.name} are known; state those of ONNX files"

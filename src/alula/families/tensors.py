@@ -274,7 +274,7 @@ def _output(
             own = plain(said)
             known = own and not _NO_NAME.fullmatch(said) and own not in axes and plain(own) == said
             shape.append(said if known else f"{plain(name) or 'output'}_{at}")
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), range=_reached(value, dtype))
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), range=reached(value, dtype))
 
 
 def _dtype(value: ir.Value, side: str, source: str) -> str:
@@ -319,7 +319,7 @@ def _tables(value: ir.Value) -> Iterator[int | None]:
             yield from _tables(node.outputs[0])
 
 
-def _reached(value: ir.Value, dtype: str) -> tuple[float, float] | None:
+def reached(value: ir.Value, dtype: str) -> tuple[float, float] | None:
     """0 to 1 for probabilities: they are rounded near 1, however small all of them are in a sample."""
     while (node := value.producer()) is not None and node.op_type in _MOVES:
         source = node.inputs[0]
