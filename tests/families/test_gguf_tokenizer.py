@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 import tokenizers
 import transformers
 from strings import PIECES, strings
-from tiny_gguf import floats, gguf, written
+from tiny_gguf import ARRAY, F32, floats, gguf, written
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from alula.core.errors import InputError
 from alula.families import Checkpoint, write_text_files
+from alula.families.gguf import read_gguf
 
 SPECIAL = ("<|begin|>", "<|end|>", "<|turn|>", "<unk>")
 CONTROL, USER_DEFINED, BYTE, UNKNOWN = 3, 4, 6, 2
@@ -109,13 +111,18 @@ def sentencepiece(to: Path, **settings: object) -> Path:
             "tokenizer.ggml.pre": "default",
             "tokenizer.ggml.tokens": tokens,
             "tokenizer.ggml.token_type": kinds,
-            "tokenizer.ggml.scores": [-float(at) for at in range(len(tokens))],
+            "tokenizer.ggml.scores": scores([-float(at) for at in range(len(tokens))]),
             "tokenizer.ggml.bos_token_id": 1,
             "tokenizer.ggml.eos_token_id": 2,
             "tokenizer.ggml.unknown_token_id": 0,
             **settings,
         },
     )
+
+
+def scores(values: Sequence[float]) -> bytes:
+    """A list of 32-bit numbers as a setting."""
+    return struct.pack("<IIQ", ARRAY, F32, len(values)) + np.array(values, "<f4").tobytes()
 
 
 def file_of(to: Path, settings: Mapping[str, object]) -> Path:
@@ -200,6 +207,15 @@ def test_pieces_with_scores_read_as_in_transformers(bos: bool | None, tmp_path: 
     tokenizer = made(file, tmp_path / "made")
     assert_same(tokenizer, reference(file), texts)
     assert (tokenizer.encode("fox").ids[0] == 1) == (bos is not False)
+
+
+@pytest.mark.parametrize("step", [100, 1000])
+def test_pieces_of_one_score_are_merged_in_the_order_of_transformers(step: int, tmp_path: Path) -> None:
+    distinct = read_gguf(sentencepiece(tmp_path / "distinct.gguf")).metadata["tokenizer.ggml.scores"]
+    assert isinstance(distinct, np.ndarray)
+    tied = scores([float(score // step) for score in distinct])
+    file = sentencepiece(tmp_path / "tied.gguf", **{"tokenizer.ggml.scores": tied})
+    assert_same(made(file, tmp_path / "made"), reference(file), strings(1500, seed=8))
 
 
 def test_pieces_without_a_space_before_the_first_come_back_as_they_are(tmp_path: Path) -> None:

@@ -253,9 +253,7 @@ def _merges_by_score(vocabulary: Vocabulary, vocab: Mapping[str, int]) -> list[t
     found = []
     for token, at in vocab.items():
         halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = [pair for pair in halves if pair[0] in vocab and pair[1] in vocab]
-        pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        found += [(float(scores[at]), *pair) for pair in pairs]
+        found += [(float(scores[at]), *pair) for pair in halves if pair[0] in vocab and pair[1] in vocab]
     # Stable, so that of equals the one that was learned first stays first.
     found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
     return [(left, right) for _, left, right in found]
