@@ -17,7 +17,8 @@ from oldest import refusals
 from rtx import compiled
 from tiny_decoders import Decoder, checkpoint, opened, session_of, tokens
 
-from alula.graphs import passes_for, rewrite, save
+from alula.core.errors import InputError
+from alula.graphs import pack, passes_for, rewrite, save
 
 FAMILIES = ("llama", "qwen2", "qwen3", "hunyuan_v1_dense")
 # Four queries on two keys, heads of 64, which TensorRT has a kernel for.
@@ -37,6 +38,8 @@ PROFILE = {
     "answers": (1, 1, 16),
 }
 LIMITS = {"fp32": 1e-5, "fp16": 5e-3}
+# How far from fp32, and how many bytes of a weight's two in fp16 are saved, at least and at most.
+WEIGHTS = [("int8-weights", 0.06, 0.8, 1.2), ("int4-weights", 0.6, 1.2, 1.6)]
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +89,46 @@ def test_tensorrt_compiles_a_decoder_with_a_kernel_for_each_attention(
     )
     expected, given = decoder.expected(ids), changed.parts(ids, [5, 4, 1, 1, 1])
     assert np.linalg.norm(given - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("precision", "limit", "least", "most"), WEIGHTS)
+def test_tensorrt_keeps_weights_of_few_bits_so(
+    precision: str, limit: float, least: float, most: float, tmp_path: Path
+) -> None:
+    """The rest is fp16; the engine's size says that nothing restored them when it was compiled."""
+    wide = {
+        **SIZES,
+        "hidden_size": 256,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 1,
+        "vocab_size": 1024,
+    }
+    decoder = opened(tmp_path, checkpoint(tmp_path, "llama", **wide))
+    packed = rewrite(pack(decoder.graph, "tensorrt-rtx", precision), passes_for("tensorrt-rtx", precision))
+    halved = rewrite(decoder.graph, passes_for("tensorrt-rtx", "fp16"))
+    sizes = []
+    for name, graph in (("packed", packed), ("halved", halved)):
+        saved = save(graph, tmp_path / name / "graph.onnx", precision)
+        made = compiled(saved.path, shapes(graph))
+        assert made.attentions == 1
+        sizes.append(len(made.engine))
+    # 1.77 million weights of linears, and the table of embeddings.
+    linears, table = 1.77e6, 1024 * 256
+    assert least * linears < sizes[1] - sizes[0] < most * linears + 2 * table
+    rounded = {node.outputs[0].dtype for node in packed.graph if node.op_type == "DequantizeLinear"}
+    assert ir.DataType.FLOAT16 in rounded
+    ids = tokens(2, 12)
+    changed = Decoder(
+        settings=decoder.settings, graph=packed, session=session_of(packed), reference=decoder.reference
+    )
+    expected, given = decoder.expected(ids), changed.parts(ids, [5, 4, 1, 1, 1])
+    assert np.linalg.norm(given - expected) < limit * np.linalg.norm(expected)
+
+
+def test_other_versions_of_tensorrt_refuse_weights_of_few_bits() -> None:
+    for precision in ("int8-weights", "int4-weights"):
+        with pytest.raises(InputError, match=f"engine 'tensorrt' offers fp32, .*, not '{precision}'"):
+            passes_for("tensorrt", precision, 17)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -20,7 +20,7 @@ from alula.engines.openvino import settings
 from alula.graphs import layers, load, pack, rewrite, save
 from alula.graphs.passes.blocks import Zeros, grid_of
 from alula.graphs.passes.opset import LowerOpset
-from alula.graphs.passes.pack import EIGHT, PackWeights
+from alula.graphs.passes.pack import Packing, PackWeights
 
 SHAPE = ("batch", "length", 96)
 HALF = np.full(80, 0.5, np.float32)
@@ -275,4 +275,4 @@ def test_a_linear_left_is_a_fault_of_the_pass(model: ir.Model) -> None:
             return ir.passes.PassResult(model, False)
 
     with pytest.raises(CompileError, match="Idle did not do what it promises: n0: not packed"):
-        rewrite(model, [Idle(EIGHT)])
+        rewrite(model, [Idle(Packing(bits=8, blocks=()))])

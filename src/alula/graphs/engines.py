@@ -47,7 +47,8 @@ _FP16 = frozenset({"fp16", "fp16-mixed"})
 
 def halves(engine: str, precision: str) -> bool:
     """Whether a precision makes parts of a graph fp16: on a GPU what eight bits leave is fp16 too."""
-    return precision in _FP16 or (engine in _TENSORRT and precision.startswith("int8"))
+    eight = precision.startswith("int8") or precision.endswith("-weights")
+    return precision in _FP16 or (engine in _TENSORRT and eight)
 
 
 def half_policy(engine: str, opset: int | None = None) -> Policy:

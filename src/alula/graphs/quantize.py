@@ -29,9 +29,17 @@ _SCHEMES: Mapping[str, Scheme] = {
     "tensorrt": _TENSORRT,
     "tensorrt-rtx": _TENSORRT,
 }
-_EIGHT_BITS = Packing(bits=8, blocks=(64, 32, 16))
-_FOUR_BITS = Packing(bits=4, blocks=(32, 16), zeros="whole")
-_FOUR_BITS_REAL = Packing(bits=4, blocks=(32, 16), zeros="real")
+_BITS: Mapping[str, int] = {"int8-weights": 8, "int4-weights": 4}
+_EIGHT_BITS, _FOURS = Packing(bits=8, blocks=(64, 32, 16)), (32, 16)
+_PACKINGS: Mapping[str, Mapping[int, Packing]] = {
+    "onnxruntime": {8: _EIGHT_BITS, 4: Packing(bits=4, blocks=_FOURS, zeros="whole")},
+    "openvino": {8: _EIGHT_BITS, 4: Packing(bits=4, blocks=_FOURS, zeros="real")},
+    # It looks no rows up in constants of few bits.
+    "tensorrt-rtx": {
+        8: Packing(bits=8, blocks=(), tables=False, half_scales=True),
+        4: Packing(bits=4, blocks=_FOURS, tables=False, half_scales=True),
+    },
+}
 _PREPARED: tuple[Pass, ...] = (
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     FoldAffine(),
@@ -153,11 +161,10 @@ def pack(
 
 
 def packing_for(engine: str, precision: str) -> Packing:
-    """How weights are stored where this engine is to run fast."""
-    if precision == "int8-weights":
-        return _EIGHT_BITS
-    if precision == "int4-weights":
-        return _FOUR_BITS_REAL if engine == "openvino" else _FOUR_BITS
-    raise InputError(
-        f"precision {precision!r} stores no weights in few bits; int8-weights and int4-weights do"
-    )
+    """How weights are stored where this engine is to run fast.
+
+    OpenVINO reads zeros that are no whole numbers, ONNX Runtime's kernel whole ones alone, and TensorRT none.
+    """
+    if precision not in _BITS:
+        raise InputError(f"precision {precision!r} stores no weights in few bits; {' and '.join(_BITS)} do")
+    return _PACKINGS.get(engine, _PACKINGS["onnxruntime"])[_BITS[precision]]

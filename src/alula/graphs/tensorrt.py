@@ -56,7 +56,7 @@ def tensorrt_passes(
     if precision == "bf16":
         passes.append(ToBfloat16(policy or replace(FUSED, attention=whole), keep))
     elif halved:
-        eight = precision.startswith("int8")
+        eight = precision.startswith("int8") or precision.endswith("-weights")
         chosen = policy or replace(half_policy(opset), quantised=eight and newest >= _HALF_SCALES_OPSET)
         passes.append(ToFloat16(chosen, keep, renamed=eight))
     if opset is not None:

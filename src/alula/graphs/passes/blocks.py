@@ -36,12 +36,24 @@ class Grid:
         return values.reshape(matrix.shape)
 
 
-def grid_of(matrix: Floats, bits: int, block: int, zeros: Zeros) -> Grid:
-    """The grid of a matrix [rows, columns], `block` rows to a scale: the steps that leave the least squared error."""
+def held_in_half(scales: Floats) -> Floats:
+    """The scales, or the next larger ones that fp16 holds; what is beyond fp16 stays as it is."""
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    half = np.where(half < scales, np.nextafter(half, np.float16(np.inf)), half)
+    return np.where(np.isfinite(half), half, scales).astype(np.float32)
+
+
+def grid_of(matrix: Floats, bits: int, block: int, zeros: Zeros, *, half: bool = False) -> Grid:
+    """The grid of a matrix [rows, columns], `block` rows to a scale: the steps that leave the least squared error.
+
+    With `half` fp16 holds every scale of numbers that are signed.
+    """
     cut = _cut(matrix, len(matrix) // block)
     if zeros == "none":
         largest = (1 << (bits - 1)) - 1
-        return Grid(scales=_positive(np.abs(cut).max(axis=1) / largest), zeros=None, bits=bits)
+        scales = _positive(np.abs(cut).max(axis=1) / largest)
+        return Grid(scales=held_in_half(scales) if half else scales, zeros=None, bits=bits)
     best, error = None, None
     for steps in _STEPS if bits == 4 else ((1 << bits) - 1,):
         grid = _stepped(cut, steps, bits, zeros)

@@ -37,16 +37,19 @@ class Packing:
     """How the weights of linears are stored: in so many bits, and `blocks` neighbours along the sum to a scale.
 
     The first block that divides the rows is taken. Where none does, and for the last linear before an output, it is
-    eight bits and a scale for the whole column; tables that rows are looked up in have eight bits and a scale by row.
+    eight bits and a scale for the whole column; with `tables` so have tables that rows are looked up in, by row. With
+    `half_scales` fp16 holds the scales, so that what is restored may be fp16.
     """
 
     bits: int
     blocks: tuple[int, ...]
     zeros: Zeros = "none"
+    tables: bool = True
+    half_scales: bool = False
 
-
-EIGHT = Packing(bits=8, blocks=())
-"""A scale for each column."""
+    def by_column(self) -> Packing:
+        """Eight bits and a scale for each column."""
+        return Packing(bits=8, blocks=(), half_scales=self.half_scales)
 
 
 class PackWeights(InPlacePass):
@@ -71,9 +74,9 @@ class PackWeights(InPlacePass):
         chosen = [node for node in linears(model) if node.name not in self.keep]
         last = {node for node in chosen if reaches_output(node)}
         for node in chosen:
-            _pack_linear(node, EIGHT if node in last else self.packing)
-        for table in _tables(model):
-            _pack_table(table)
+            _pack_linear(node, self.packing.by_column() if node in last else self.packing)
+        for table in _tables(model) if self.packing.tables else ():
+            _pack_table(table, self.packing.by_column())
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
@@ -94,7 +97,7 @@ def _pack_linear(node: ir.Node, packing: Packing) -> None:
     rows, columns = tensor.shape.numpy()
     block = next((each for each in packing.blocks if rows % each == 0), 0)
     if not block:
-        packing = EIGHT
+        packing = packing.by_column()
     stored = _Stored(name=str(old.name), packing=packing, block=block or rows, read=tensor.numpy)
     edit = Editor(node)
     if packing.zeros == "real":
@@ -119,7 +122,8 @@ class _Stored:
     @cached_property
     def grid(self) -> Grid:
         """Found once, as up to three constants need it: it is small, and numbers are made again."""
-        return grid_of(self.read(), self.packing.bits, self.block, self.packing.zeros)
+        packing = self.packing
+        return grid_of(self.read(), packing.bits, self.block, packing.zeros, half=packing.half_scales)
 
     def numbers(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
         """The constant of four or eight bits."""
@@ -199,12 +203,12 @@ def _is_head(node: ir.Node, index: int) -> bool:
     return turned and all(user.op_type == "MatMul" for user in node.outputs[0].consumers())
 
 
-def _pack_table(table: ir.Value) -> None:
+def _pack_table(table: ir.Value, packing: Packing) -> None:
     """Eight bits and a scale by row, for those who look rows up and for the head, which sums along them."""
     tensor, name = table.const_value, str(table.name)
     assert tensor is not None
     rows, width = tensor.shape.numpy()
-    turned = _Stored(name=name, packing=EIGHT, block=width, read=lambda: tensor.numpy().T)
+    turned = _Stored(name=name, packing=packing, block=width, read=lambda: tensor.numpy().T)
     users = list(table.uses())
     graph = users[0].node.graph
     assert isinstance(graph, ir.Graph)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
+from alula.graphs.passes.blocks import held_in_half
 from alula.graphs.passes.edit import Editor, retype, weight
 from alula.graphs.passes.layers import (
     Exchange,
@@ -201,13 +202,7 @@ def _most(scheme: Scheme) -> int:
 
 
 def _held(scales: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
-    """The scales, or the next larger ones that fp16 holds; what is beyond fp16 stays as it is."""
-    if not scheme.half_scales:
-        return scales
-    with np.errstate(over="ignore"):
-        half = scales.astype(np.float16)
-    half = np.where(half < scales, np.nextafter(half, np.float16(np.inf)), half)
-    return np.where(np.isfinite(half), half, scales).astype(np.float32)
+    return held_in_half(scales) if scheme.half_scales else scales
 
 
 def _rounded(array: NDArray[np.float32], axis: int, scheme: Scheme) -> NDArray[np.int8]:
