@@ -73,7 +73,11 @@ OFFERED: Mapping[str, tuple[Precision, ...]] = {
     "openvino": ("fp32", "bf16", "int8", "int8-mixed", "int8-weights", "int4-weights"),
     "onnxruntime": ("fp32", "fp16", "fp16-mixed", "int8", "int8-mixed", "int8-weights", "int4-weights"),
     "tensorrt": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
-    "tensorrt-rtx": ("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
+    # Weights alone in few bits: its compiler keeps them so. What there is of TensorRT to try has no such kernels (8.6).
+    "tensorrt-rtx": (
+        *("fp32", "bf16", "fp16", "fp16-mixed", "int8", "int8-mixed"),
+        *("int8-weights", "int4-weights"),
+    ),
     "torch": ("fp32", "bf16"),
     "fake": ("fp32",),
 }
@@ -81,6 +85,7 @@ OFFERED: Mapping[str, tuple[Precision, ...]] = {
 BY_NAME: Mapping[str, tuple[Precision, ...]] = {
     "openvino": ("int8-weights", "int4-weights"),
     "onnxruntime": ("fp16", "fp16-mixed", "int8-weights", "int4-weights"),
+    "tensorrt-rtx": ("int8-weights", "int4-weights"),
 }
 """What "auto" does not try. ONNX Runtime computes fp16 right but slowly, casting around every kernel: it shows a GPU's
 numbers. Four-bit weights make files smaller, and no CPU tried faster than int8 does."""
