@@ -86,7 +86,8 @@ def levels(feeds: Feeds) -> Feeds:
     """How much of each colour there is in an image, and how many images came along."""
     pixels = np.asarray(feeds["pixel_values"], np.float32)
     rows = np.full(len(pixels), len(pixels), np.float32)
-    return {"logits": np.stack([*pixels.mean((2, 3)).T, rows], axis=1)}
+    found = np.stack([*pixels.mean((2, 3)).T, rows], axis=1)
+    return {"logits": found, "embedding": found}
 
 
 def columns(feeds: Feeds) -> Feeds:
@@ -107,7 +108,7 @@ def opener(root: Path, opening: Opening) -> Session | Generator:
         return writing(opening)
     engine = bundle.engine("encoder")
     if bundle.model.task in IMAGE_TASKS:
-        seen = levels if bundle.model.task == "image-classification" else columns
+        seen = columns if bundle.model.task == "text-recognition" else levels
         return fake.session(engine.inputs, engine.outputs, engine.plan.profile, seen)
     named = {"reranking": {"logits": "score"}, "token-classification": {"logits": "tokens"}}
     names = named.get(bundle.model.task, {})

@@ -208,7 +208,7 @@ def make_reader(to: Path, task: str = "image-classification") -> Path:
     shape = ("batch", 3, 8, "width") if lines else ("batch", 3, 4, 4)
     pixels = TensorSpec(name="x" if lines else "pixel_values", dtype="float32", shape=shape)
     given = TensorSpec(
-        name="probabilities" if lines else "logits",
+        name={"text-recognition": "probabilities", "image-embeddings": "embedding"}.get(task, "logits"),
         dtype="float32",
         shape=("batch", "width", 5) if lines else ("batch", 4),
     )

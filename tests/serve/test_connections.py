@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import Running, running, wait_until
+from served import Running, metric, running, wait_until
 
 HALF = (
     b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\ncontent-type: application/json\r\n\r\n"
@@ -132,3 +132,18 @@ def test_where_files_run_out_the_log_says_so_once(bundles: dict[str, Path]) -> N
     assert err.count("no file is left for a new connection") == 1
     assert "Traceback" not in err
     assert len(err.splitlines()) < 10
+
+
+def test_bodies_that_are_not_there_yet_cannot_fill_the_memory(bundles: dict[str, Path]) -> None:
+    limits = {"max_body_bytes": 60_000, "max_image_bytes": 60_000, "max_bodies_bytes": 100_000}
+    head = b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 55000\r\n\r\n"
+    with running([bundles["embeddings"]], None, **limits) as server:
+        with connected(server, head + b'{"inputs": "a", "x": "' + b"x" * 50_000) as slow:
+            wait_until(lambda: metric(server, "alula_bodies_bytes") > 50_000)
+            large = server.post("/embed", {"inputs": "a " * 25_000})
+            assert (large.status_code, large.headers["retry-after"]) == (429, "1")
+            assert "are being read or answered" in large.json()["error"]
+            assert server.post("/embed", {"inputs": "a"}).status_code == 200
+            slow.close()
+        wait_until(lambda: metric(server, "alula_bodies_bytes") == 0)
+        assert server.post("/embed", {"inputs": "a " * 25_000}).status_code == 200

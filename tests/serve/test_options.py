@@ -17,6 +17,7 @@ from alula.serve import ServeOptions
         ({"max_client_batch": 0}, "max_client_batch is 0; expected at least 1"),
         ({"max_body_bytes": 0}, "max_body_bytes is 0; expected at least 1"),
         ({"max_connections": 0}, "max_connections is 0; expected at least 1"),
+        ({"max_bodies_bytes": 0}, "max_bodies_bytes is 0; expected at least 1"),
         ({"max_image_bytes": 0}, "max_image_bytes is 0; expected at least 1"),
         ({"max_image_pixels": 0}, "max_image_pixels is 0; expected at least 1"),
         ({"max_sequences": 0}, "max_sequences is 0; expected at least 1"),

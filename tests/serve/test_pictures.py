@@ -22,7 +22,8 @@ CLASSES, LINES = "tiny/image-classification", "tiny/text-recognition"
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Path]) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("readers")
-    readers = [served.make_reader(root / task, task) for task in ("image-classification", "text-recognition")]
+    tasks = ("image-classification", "image-embeddings", "text-recognition")
+    readers = [served.make_reader(root / task, task) for task in tasks]
     options: dict[str, Any] = {
         "max_body_bytes": 10_000,
         "max_image_bytes": 200_000,
@@ -134,6 +135,20 @@ def test_lines_are_read_the_same_alone_and_in_a_batch(reading: Running) -> None:
     assert together == alone
 
 
+def test_a_vector_is_made_of_every_image(reading: Running) -> None:
+    body = {"inputs": [text(plain(RED)), text(plain(BLUE))], "model": "tiny/image-embeddings"}
+    assert ok(reading.post("/predict", body)) == [
+        {"embedding": [1.0, 0.0, 0.0, 2.0]},
+        {"embedding": [0.0, 0.0, 1.0, 2.0]},
+    ]
+
+
+def test_what_finds_text_in_images_is_not_served_yet(tmp_path: Path) -> None:
+    root = served.make_reader(tmp_path / "one", "text-detection")
+    said = served.refused([root])
+    assert f"{root}: models for text-detection are not served yet; ask with alula run BUNDLE --image" in said
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -200,9 +215,13 @@ def test_images_may_be_larger_than_other_bodies_and_not_any_size(reading: Runnin
 def test_a_model_of_texts_takes_no_images(reading: Running, server: Running) -> None:
     image = {"image": ("a.png", plain(RED))}
     refused = reading.client.post("/predict", files=image, data={"model": "tiny/embeddings"})
-    assert "does embeddings, not image-classification or text-recognition" in said(refused)
+    assert "does embeddings, not image-classification or image-embeddings or text-recognition" in said(
+        refused
+    )
     answer = server.client.post("/predict", files=image)
-    assert "no model here does image-classification or text-recognition" in said(answer, 404)
+    assert "no model here does image-classification or image-embeddings or text-recognition" in said(
+        answer, 404
+    )
 
 
 def test_information_and_limits_of_a_model_of_images(reading: Running) -> None:

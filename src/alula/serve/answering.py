@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from alula.codecs import Row, answers, classes, entities, relevance, token_labels, vectors
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
-from alula.core.words import IMAGE_TASKS
 from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
-from alula.serve.pictures import Pictures
+from alula.serve.pictures import READING, Pictures
 from alula.serve.service import Service
 
 EMBEDDINGS = ("embeddings",)
@@ -75,7 +74,7 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
 async def predict(catalogue: Catalogue, fields: Fields) -> Any:
     """`POST /predict`: what the picked model's task makes of the inputs."""
     uploaded = uploads.are_in(fields.some(("inputs",)).get("inputs"))
-    tasks = IMAGE_TASKS if uploaded else (*PREDICTIONS, *IMAGE_TASKS)
+    tasks = READING if uploaded else (*PREDICTIONS, *READING)
     service = catalogue.doing(tasks, fields.maybe("model", str))
     if isinstance(service, Pictures):
         return await _predict_images(service, fields)

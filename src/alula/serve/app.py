@@ -77,19 +77,24 @@ def refusal(failure: Failure, path: str) -> Response:
 
 
 def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    uploads = path in UPLOADS
+
     async def endpoint(request: Request) -> Response:
-        options = server.options
-        try:
-            server.gate.refuse_unless_open()
-            limit = server.largest_upload if path in UPLOADS else options.max_body_bytes
-            reading = bodies.read(request, limit)
-            body = await server.gate.arrived(reading, options.body_timeout_s)
-            server.gate.enter()
-        except Exception as error:
-            return refusal(failure_of(error), path)
+        with server.bodies.held() as take:
+            try:
+                server.gate.refuse_unless_open()
+                limit = server.largest_upload if uploads else server.options.max_body_bytes
+                reading = bodies.read(request, limit, take)
+                body = await server.gate.arrived(reading, server.options.body_timeout_s)
+                server.gate.enter()
+            except Exception as error:
+                return refusal(failure_of(error), path)
+            return await answered(request, body)
+
+    async def answered(request: Request, body: bytes) -> Response:
         leave: Callable[[], None] | None = server.gate.leave
         try:
-            fields = _fields(request, body, uploads=path in UPLOADS)
+            fields = _fields(request, body, uploads=uploads)
             value = await _unless_gone(request, answer(server.catalogue, fields))
             if isinstance(value, Events):
                 stream = EventStream(value, server.gate.leave)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +20,8 @@ LARGEST = 1 << 31
 Texts = str | list[str]
 
 
-async def read(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be too large."""
+async def read(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
+    """The body, refused as soon as it is known to be too large; `take` is told of every piece."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -31,6 +31,7 @@ async def read(request: Request, limit: int) -> bytes:
             size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
+            take(len(chunk))
             chunks.append(chunk)
     except ClientDisconnect as error:
         raise InputError("the client left before the body was complete") from error

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from alula.core.errors import Overloaded
 from alula.serve.errors import Refused
+
+
+class Bodies:
+    """How many bytes of bodies are here, or on their way, at most."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.bytes = 0
+
+    @contextmanager
+    def held(self) -> Iterator[Callable[[int], None]]:
+        """Takes bytes as they come, or refuses them for now; gives all of them back at the end."""
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            if self.bytes + count > self.most:
+                raise Overloaded(f"bodies of {self.bytes} bytes are being read or answered")
+            self.bytes += count
+            mine += count
+
+        try:
+            yield take
+        finally:
+            self.bytes -= mine
 
 
 class Gatekeeper:

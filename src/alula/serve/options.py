@@ -24,7 +24,8 @@ class ServeOptions:
     `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `body_timeout_s` is how long
     the head of a request may take to arrive, and then its body; `grace_s` is how long
     admitted requests may take once the server was told to stop; `engine_command` starts the engine process. The body
-    of a request with images may have `max_image_bytes`, and an image `max_image_pixels`.
+    of a request with images may have `max_image_bytes`, an image `max_image_pixels`, and all bodies that are here
+    together `max_bodies_bytes`, or what one may have if that is more.
 
     Of each model that writes: `cache_bytes` is what keys and values may take, None for what fits the machine,
     `max_sequences` how many answers are written at once, `max_waiting` how many more may wait, and `answer_timeout_s`
@@ -41,6 +42,7 @@ class ServeOptions:
     max_waiting_rows: int = 1_024
     max_waiting_tokens: int = 524_288
     max_body_bytes: int = 2_000_000
+    max_bodies_bytes: int = 268_435_456
     max_image_bytes: int = 16_000_000
     max_image_pixels: int = 50_000_000
     max_connections: int = 1_000
@@ -65,6 +67,7 @@ class ServeOptions:
             "max_batch_tokens",
             "max_waiting_rows",
             "max_body_bytes",
+            "max_bodies_bytes",
             "max_image_bytes",
             "max_image_pixels",
             "max_connections",

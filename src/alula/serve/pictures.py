@@ -11,7 +11,7 @@ from typing import Any
 
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
-from alula.codecs import ImageCodec, RecognitionCodec, classes, each_image
+from alula.codecs import ImageCodec, RecognitionCodec, classes, each_image, vectors
 from alula.codecs.images import Pixels
 from alula.codecs.recognition import STEP
 from alula.core.errors import InputError
@@ -23,12 +23,15 @@ from alula.serve.options import ServeOptions
 from alula.serve.service import Run
 from alula.serve.uploads import Upload
 
+READING = ("image-classification", "image-embeddings", "text-recognition")
+"""Tasks whose models are served here."""
+
 DECODERS = 2
 """Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
 
 
 class Pictures:
-    """A bundle being served that names what is in images, or reads lines of text."""
+    """A bundle being served that names what is in images, makes vectors of them, or reads lines of text."""
 
     def __init__(
         self, bundle: Bundle, run: Run, options: ServeOptions, observe: Callable[[str, Ran], None]
@@ -72,7 +75,7 @@ class Pictures:
         return self.batcher
 
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
-        """What the model says of each image: its `best` classes, or the line that stands in it."""
+        """What the model says of each image: its `best` classes, its vector, or the line that stands in it."""
         if not images:
             raise InputError("no image is given; expected at least one")
         if len(images) > self._max_client_batch:
@@ -96,6 +99,8 @@ class Pictures:
     def _read(self, output: Feeds, best: int) -> Any:
         if isinstance(self.codec, RecognitionCodec):
             return asdict(self.codec.read(output["probabilities"]))
+        if self.spec.task == "image-embeddings":
+            return {"embedding": vectors(output, normalize=self.spec.normalize).tolist()}
         return [asdict(scored) for scored in classes(output, self.spec)[:best]]
 
     def _cost(self, image: Pixels) -> int:

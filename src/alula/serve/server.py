@@ -10,13 +10,12 @@ from typing import Any
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
-from alula.core.words import IMAGE_TASKS
 from alula.serve.catalogue import Catalogue, Served
-from alula.serve.gate import Gatekeeper
+from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
-from alula.serve.pictures import Pictures
+from alula.serve.pictures import READING, Pictures
 from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
 from alula.serve.service import Service
@@ -34,6 +33,7 @@ class Server:
         self.bundles = tuple(bundles)
         self.metrics = Metrics()
         self.gate = Gatekeeper()
+        self.bodies = Bodies(max(options.max_bodies_bytes, options.max_body_bytes, options.max_image_bytes))
         self.catalogue = Catalogue(services=())
         self.supervisor = Supervisor(
             options.engine_command,
@@ -112,7 +112,7 @@ class Server:
         service: Served
         if bundle.model.writes:
             service = Writer(bundle, at, self.supervisor, self.options, self.metrics)
-        elif bundle.model.task in IMAGE_TASKS:
+        elif bundle.model.task in READING:
             service = Pictures(bundle, self._runner(at), self.options, self.metrics.images)
         else:
             service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
@@ -132,6 +132,7 @@ class Server:
             "engine_restarts", "Times the engine was started again", lambda: self.supervisor.restarts
         )
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
+        watch("bodies_bytes", "Bytes of bodies being read or answered", lambda: self.bodies.bytes)
         watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
         self.metrics.loads(self._loads)
 

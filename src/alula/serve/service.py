@@ -35,6 +35,11 @@ class Service:
             raise InputError(
                 f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
             )
+        if not bundle.model.reads_text:
+            task = bundle.model.task
+            raise InputError(
+                f"{bundle.root}: models for {task} are not served yet; ask with alula run BUNDLE --image FILE"
+            )
         engine = bundle.engine(PART)
         self.bundle = bundle
         self.spec = within(bundle.model, engine.plan.profile)
