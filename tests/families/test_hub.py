@@ -30,6 +30,8 @@ CONFIG = {
 FILES = {
     "config.json": json.dumps(CONFIG).encode(),
     "model.safetensors": save({"weight": np.ones(3, np.float32)}),
+    "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "pytorch_model.bin": b"never fetched",
     "onnx/model.onnx": b"never fetched",
 }
@@ -39,7 +41,7 @@ from alula.core.errors import InputError
 from alula.families import open_checkpoint
 try:
     found = open_checkpoint(*sys.argv[1:])
-    print(found.name, found.revision, sorted(path.name for path in found.root.rglob("*")))
+    print(found.name, found.revision, sorted(path.name for path in found.root.rglob("*.*")))
 except InputError as error:
     print(error)
 """
@@ -112,7 +114,8 @@ def opened(endpoint: str, home: Path, *given: str) -> str:
 
 
 def test_a_checkpoint_is_fetched_by_its_id_and_named_by_its_commit(hub: str, tmp_path: Path) -> None:
-    expected = f"tiny/model {COMMIT} ['config.json', 'model.safetensors']"
+    fetched = ["chat_template.jinja", "config.json", "model.safetensors", "tool_use.jinja"]
+    expected = f"tiny/model {COMMIT} {fetched}"
     assert opened(hub, tmp_path, "tiny/model") == expected
     assert opened(hub, tmp_path, "tiny/model", COMMIT) == expected
     gone = "http://127.0.0.1:9"

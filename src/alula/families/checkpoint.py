@@ -28,7 +28,10 @@ _SETTINGS = (
     "tokenizer_config.json",
     "sentence_*_config.json",
 )
-_FETCHED = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors")
+_FETCHED = (
+    *("*.json", "*.txt", "*.jinja"),
+    *("model.safetensors", "model-*-of-*.safetensors", "*_Dense/model.safetensors"),
+)
 _NOT_FETCHED = ("onnx/*", "openvino/*", "checkpoint-*")
 _BLOCK = 1 << 20
 _HUB_ANSWERS_WITHIN_S = 5.0
