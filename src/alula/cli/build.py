@@ -29,7 +29,9 @@ SKIP = "Leave out rows that cannot be used; otherwise one of them refuses the da
 
 
 def build(
-    model: str = typer.Argument(help="A HuggingFace folder or hub id, or an ONNX file.", show_default=False),
+    model: str = typer.Argument(
+        help="A HuggingFace folder or hub id, or an ONNX or GGUF file.", show_default=False
+    ),
     output: str = typer.Option(
         ..., "--output", "-o", metavar="FOLDER", help="The bundle's folder.", show_default=False
     ),
@@ -42,8 +44,9 @@ def build(
     ),
     precision: str = typer.Option(
         "auto",
-        help="fp32, bf16, fp16, fp16-mixed, int8, int8-mixed, int4-weights, several of them with commas, or mixed; "
-        "auto: all that pay here. The fastest within the limits is taken. Eight bits and less need --data.",
+        help="fp32, bf16, fp16, fp16-mixed, int8, int8-mixed, int8-weights, int4-weights, several of them with commas, "
+        "or mixed; auto: all that pay here. The fastest within the limits is taken. Eight bits and less need --data, "
+        "but for models that write text.",
     ),
     data: Path | None = typer.Option(
         None, metavar="PATH", help=f"{DATA} int8 is calibrated on them.", show_default=False
@@ -78,13 +81,17 @@ def build(
         show_default="those in the file's metadata",
     ),
     batch: str | None = typer.Option(
-        None, metavar="MIN:OPT:MAX", help="Rows per call.", show_default="1:8:64"
+        None,
+        metavar="MIN:OPT:MAX",
+        help="Rows per call; of models that write text, answers that go on in one step.",
+        show_default="1:8:64; 1:1:64",
     ),
     length: str | None = typer.Option(
         None,
         metavar="MIN:OPT:MAX",
-        help="Tokens per row.",
-        show_default="2:128:512, cut to what the model takes",
+        help="Tokens per row; of models that write text, new ones in a step. What stands before them is in "
+        "--axis total=1:512:MAX, and what an encoder reads --axis source=1:128:MAX.",
+        show_default="2:128:512, cut to what the model takes; 1:1:512",
     ),
     height: str | None = typer.Option(
         None,
