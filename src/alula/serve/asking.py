@@ -22,6 +22,8 @@ MOST_ANSWERS = 128
 MOST_STOP_CHARACTERS = 1_000
 """Of one stop string. A longer one would hold back as much of every answer."""
 
+MESSAGE_CHARACTERS = 20
+
 SAMPLING = (
     "temperature",
     "top_p",
@@ -191,6 +193,7 @@ def _shown(prompt: str | Sequence[int], writer: Writer) -> str:
 
 
 def _length(content: str | Sequence[str] | None) -> int:
+    """What a message is to a template: its characters, and something for being one."""
     if content is None or isinstance(content, str):
-        return len(content or "")
-    return sum(map(len, content))
+        return MESSAGE_CHARACTERS + len(content or "")
+    return sum(MESSAGE_CHARACTERS + len(text) for text in content)
