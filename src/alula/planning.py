@@ -19,6 +19,9 @@ from alula.engines import GPU
 
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
 
+PAGE_AXES = {"batch": Range(1, 1, 8), "height": Range(32, 736, 2048), "width": Range(32, 736, 2048)}
+"""Of detectors of text: pages are rarely of one size, so that they are asked one by one."""
+
 WRITING_AXES = {
     "batch": Range(1, 1, 64),
     "length": Range(1, 1, 512),
@@ -225,6 +228,8 @@ def _at_most(sizes: Range, most: int) -> Range:
 
 def _usual(spec: ModelSpec) -> Mapping[str, Range]:
     """The ranges of axes that nothing is said about; of a file of which only the tensors are known, of rows alone."""
+    if spec.task == "text-detection":
+        return PAGE_AXES
     return {"batch": DEFAULT_AXES["batch"]} if spec.task == TENSORS else DEFAULT_AXES
 
 

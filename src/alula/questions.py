@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from alula.codecs import (
-    ImageCodec,
+    DetectionCodec,
+    ImagesCodec,
+    Page,
     Pixels,
     RecognitionCodec,
     Row,
@@ -20,6 +23,7 @@ from alula.codecs import (
     each_image,
     entities,
     fit,
+    images_codec,
     relevance,
     row_outputs,
     within,
@@ -153,8 +157,10 @@ def questions_of(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path)
         return _arrays(data, spec, profile)
     if spec.reads_text:
         return _texts(data, spec, profile, folder)
-    codec = _images(spec, folder, profile)
+    codec = images_codec(folder, spec, profile=profile)
     rows = _decoded(codec, data)
+    if isinstance(codec, DetectionCodec):
+        return _pages(data, spec, rows, partial(codec.stacked, profile=profile))
     # Lines of like width belong together; images of a fixed size are all alike.
     widths = [rows[at].shape[2] for at in range(len(rows))]
     dims = spec.part("encoder").inputs[0].shape[1:]
@@ -180,16 +186,20 @@ def sizes_of(data: Dataset, spec: ModelSpec, folder: Path) -> dict[str, list[int
     if spec.reads_text:
         codec = TextCodec.open(folder, spec)
         return {"length": [len(row.ids) for example in data.examples for row in _encoded(codec, example)]}
-    rows = _decoded(_images(spec, folder), data)
+    rows = _decoded(images_codec(folder, spec), data)
     _, *dims = spec.part("encoder").inputs[0].shape
     shapes = [rows[at].shape for at in range(len(rows))]
     return {dim: [shape[place] for shape in shapes] for place, dim in enumerate(dims) if isinstance(dim, str)}
 
 
-def _images(spec: ModelSpec, folder: Path, profile: Profile | None = None) -> ImageCodec | RecognitionCodec:
-    if spec.task == "text-recognition":
-        return RecognitionCodec(spec)
-    return ImageCodec.open(folder, spec, profile=profile)
+def _pages(
+    data: Dataset, spec: ModelSpec, rows: Kept[Pixels], collate: Callable[[Sequence[Pixels]], Feeds]
+) -> Questions:
+    """Every page by itself: few are of one size."""
+    calls = tuple(Call(rows=(at,)) for at in range(len(rows)))
+    return Questions(
+        spec=spec, data=data, rows=rows, calls=calls, collate=lambda items: collate(_pixels(items))
+    )
 
 
 def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Questions:
@@ -207,7 +217,7 @@ def _texts(data: Dataset, spec: ModelSpec, profile: Profile, folder: Path) -> Qu
     )
 
 
-def _decoded(codec: ImageCodec | RecognitionCodec, data: Dataset) -> Kept[Pixels]:
+def _decoded(codec: ImagesCodec, data: Dataset) -> Kept[Pixels]:
     """Images as pixels."""
 
     def read(example: Example) -> Pixels:
@@ -215,7 +225,8 @@ def _decoded(codec: ImageCodec | RecognitionCodec, data: Dataset) -> Kept[Pixels
             raise InputError(f"{data.path}: row {example.line} has no image")
         image = example.image
         place = str(image) if isinstance(image, Path) else f"{data.path}: the image of row {example.line}"
-        return codec.encode(image, place)
+        found = codec.encode(image, place)
+        return found.pixels if isinstance(found, Page) else found
 
     return Kept(data, read, lambda pixels: pixels.nbytes)
 

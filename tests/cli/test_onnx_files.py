@@ -65,7 +65,7 @@ def test_a_file_with_weights_in_a_subfolder_is_built_and_asked_from_elsewhere(
         (("--inputs", "x=int8[n,3,h,w]"), "--inputs x=int8[n,3,h,w]: in {file} 'x' is float32"),
         (("--axis", "h=8:8:8"), "axis 'w' of pictures has no usual sizes"),
         (("--axis", "z=8:8:8"), "no axis 'z'; pictures has batch, h, w"),
-        (("--task", "embeddings"), "{file} is an ONNX file; expected task text-recognition or tensors"),
+        (("--task", "embeddings"), "{file} is an ONNX file; expected one of the tasks detection ("),
         (("--task", "text-recognition"), "{file}: there is no metadata 'character'"),
         (
             ("--inputs", "x=float32[1,3,8,8]", "--reference", "pytorch"),

@@ -63,7 +63,11 @@ def run(
     feeds: Path | None = typer.Option(
         None, metavar="FILE", help="For ONNX files: arrays by input, as .npz, or .npy for a single input."
     ),
-    out: Path | None = typer.Option(None, metavar="FILE", help="Write what --feeds gives as .npz."),
+    out: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write what --feeds gives as .npz, or draw a detector's boxes into an image.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of a table."),
 ) -> int:
     """Run a bundle once on texts, prompts, images or arrays given on the command line."""
@@ -85,14 +89,16 @@ def run(
     if opened.model.writes or writing.given:
         check_writing(opened, writing, others=reading or feeds is not None or out is not None)
         return write(opened, writing, as_json=as_json)
-    if opened.model.task == TENSORS or feeds or out:
+    if opened.model.task == TENSORS or feeds or (out and not image):
         check_feeds(opened, feeds, out, others=reading)
         assert feeds is not None
         show_outputs(opened, feeds, out, as_json=as_json)
         return 0
     if not opened.model.reads_text or image:
         show(
-            opened.model, about_images(opened, image, any([text, query, question, context])), as_json=as_json
+            opened.model,
+            about_images(opened, image, any([text, query, question, context]), out),
+            as_json=as_json,
         )
         return 0
     profile = opened.engine("encoder").plan.profile
@@ -127,7 +133,9 @@ def show(spec: ModelSpec, results: Sequence[Mapping[str, Any]], *, as_json: bool
         print_rows(f"{spec.name}, {spec.task}", list(results[0]) if results else [""], _cells(results))
 
 
-def about_images(bundle: Bundle, images: Sequence[Path], texts: bool) -> list[dict[str, Any]]:
+def about_images(
+    bundle: Bundle, images: Sequence[Path], texts: bool, out: Path | None = None
+) -> list[dict[str, Any]]:
     """Answers of a model that reads images, which takes nothing else, and nothing else takes."""
     task = bundle.model.task
     if bundle.model.reads_text:
@@ -136,7 +144,7 @@ def about_images(bundle: Bundle, images: Sequence[Path], texts: bool) -> list[di
         raise InputError(f"task {task!r} takes --image FILE, and no texts")
     from alula.cli.images import answers_of  # noqa: PLC0415 - texts need no Pillow
 
-    return answers_of(bundle, images)
+    return answers_of(bundle, images, out)
 
 
 class Given:
@@ -231,6 +239,8 @@ def _cells(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list):
+        if all(isinstance(number, int) for number in value[0]):
+            return " ".join(",".join(map(str, point)) for point in value)
         return f"{len(value)} x {len(value[0])} numbers"
     if isinstance(value, list):
         return f"[{', '.join(f'{item:.4f}' for item in value[:4])}, ... {len(value)} numbers]"

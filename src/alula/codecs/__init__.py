@@ -1,8 +1,10 @@
 """Text in, rows of ids out; images in, pixels out; arrays in, answers out. Knows no engine and no server."""
 
 from alula.codecs.answers import Answer, answers
+from alula.codecs.by_task import ImagesCodec, images_codec
 from alula.codecs.chat import ChatTemplate
 from alula.codecs.classes import Scored, classes, relevance
+from alula.codecs.detection import Box, DetectionCodec, Page, draw_boxes
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import Message, messages_of, tools_of
@@ -14,11 +16,15 @@ from alula.codecs.vectors import vectors
 
 __all__ = [
     "Answer",
+    "Box",
     "ChatTemplate",
+    "DetectionCodec",
     "Entity",
     "ImageCodec",
+    "ImagesCodec",
     "Line",
     "Message",
+    "Page",
     "Pixels",
     "RecognitionCodec",
     "Row",
@@ -29,9 +35,11 @@ __all__ = [
     "classes",
     "collate",
     "decode",
+    "draw_boxes",
     "each_image",
     "entities",
     "fit",
+    "images_codec",
     "messages_of",
     "read_config",
     "relevance",

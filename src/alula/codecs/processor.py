@@ -77,16 +77,22 @@ def read_processor(folder: Path, family: str) -> Processor:
     file = folder / FILE
     if not file.is_file():
         raise InputError(f"no {FILE} in {folder}; expected the one that the model was trained with")
+    raw = read_object(file)
+    try:
+        return _parse(raw, _kind(raw, family))
+    except ManifestError as error:
+        raise error.under(FILE) from error
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{file} holds {type(raw).__name__}, expected an object")
-    try:
-        return _parse(raw, _kind(raw, family))
-    except ManifestError as error:
-        raise error.under(FILE) from error
+    return raw
 
 
 def _kind(raw: Mapping[str, Any], family: str) -> Kind:

@@ -20,6 +20,7 @@ from alula.core.profile import Profile, Range
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.core.words import TENSORS
 from alula.verify.arrays import draw_arrays, refuse_too_large
+from alula.verify.pages import drawn_page
 
 CELLS = 1024
 """Padded tokens of one sample at most (a single row may be longer): the reference has to run them too."""
@@ -141,10 +142,17 @@ def _drawn_images(rng: np.random.Generator, spec: ModelSpec, profile: Profile) -
         for rows in sorted({batch.min, _within(batch, min(3, max(1, PIXELS // pixels)))}):
             refuse_too_large(spec, {"batch": rows, **sizes})
             feeds = {
-                tensor.name: rng.normal(size=tensor.sized({**sizes, "batch": rows})).astype(tensor.dtype)
+                tensor.name: _pixels(rng, spec, tensor.sized({**sizes, "batch": rows})).astype(tensor.dtype)
                 for tensor in spec.parts[0].inputs
             }
             yield Sample(name=f"{name}, {rows} rows", feeds=feeds, drawn=True)
+
+
+def _pixels(rng: np.random.Generator, spec: ModelSpec, shape: tuple[int, ...]) -> NDArray[np.floating]:
+    """Noise, or pages for a model that looks for text: of noise it says nothing, to the last digit."""
+    if spec.task == "text-detection":
+        return np.stack([drawn_page(rng, *shape[2:]) for _ in range(shape[0])])
+    return rng.normal(size=shape)
 
 
 def _image_sizes(axes: Mapping[str, Range]) -> Iterator[tuple[str, dict[str, int]]]:
