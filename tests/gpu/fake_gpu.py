@@ -166,6 +166,7 @@ class DataType(Enum):
     """Types by TensorRT's names; it has int32 where graphs have int64, as 8.6 does."""
 
     FLOAT = "float32"
+    HALF = "float16"
     INT32 = "int32"
     INT64 = "int64"
 

@@ -6,8 +6,9 @@ Where there is no PyTorch beside it, ALULA_FAMILY_GRAPHS names a folder that fam
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import family_graphs
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from gpus import compiled, needs_gpu
 
 from alula.core.engine import Plan
+from alula.core.tensor import Feeds
 from alula.engines import backend
 
 pytestmark = [needs_gpu, pytest.mark.timeout(900)]
@@ -34,6 +36,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, family_graphs.
 
 FAMILIES = ("bert", "distilbert", "electra", "mpnet", "roberta", "sdpa", "vit", "dinov2", "deberta-v2")
 IMAGES = ("resnet", "efficientnet", "recogniser")
+LEVEL = 2
 
 
 @pytest.mark.parametrize("precision", family_graphs.PRECISIONS)
@@ -47,9 +50,51 @@ def test_a_family_runs_and_stays_near_fp32(
     written = graphs[name]
     engine = compiled(written.graph, Plan(profile=written.profile, level=1), tmp_path / "engine")
     with closing(backend("tensorrt").open(engine)) as session:
-        answers = [next(iter(session.run(written.feeds).values())) for _ in range(3)]
-    expected = np.asarray(written.expected, np.float64)
-    for answer in answers:
-        assert np.isfinite(np.asarray(answer, np.float64)).all()
-        error = np.linalg.norm(np.asarray(answer, np.float64) - expected) / np.linalg.norm(expected)
-        assert error < written.limit, f"{name} is {error:.2g} off"
+        for call in written.calls * 3:
+            near(session.run(call.feeds), call.expected, written)
+
+
+def near(given: Feeds, expected: Feeds, written: family_graphs.Written) -> None:
+    """Each output is finite, and as far from fp32 as it may be at most."""
+    for name, values in expected.items():
+        wanted, found = (np.asarray(each, np.float64) for each in (values, given[name]))
+        assert np.isfinite(found).all(), f"{written.name}: {name}"
+        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        assert error < written.limit, f"{written.name}: {name} is {error:.2g} off"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", family_graphs.DECODERS)
+def test_a_decoder_reads_a_prompt_and_takes_a_step(
+    name: str, precision: str, graphs: dict[str, family_graphs.Written], tmp_path: Path
+) -> None:
+    """Thirty layers in one engine, at a level that leaves each build under five minutes."""
+    written = graphs[f"{name}.{precision}"]
+    engine = compiled(written.graph, Plan(profile=written.profile, level=LEVEL), tmp_path / "engine")
+    with closing(backend("tensorrt").open(engine)) as session:
+        for call in written.calls * 3:
+            near(session.run(call.feeds), call.expected, written)
+
+
+def test_a_decoder_in_blocks_gives_the_logits_of_the_whole(
+    graphs: dict[str, family_graphs.Written], tmp_path: Path
+) -> None:
+    """Each is held to fp32 by itself, then to the whole, one giving its states to the next."""
+    whole = graphs["decoder.fp16"]
+    blocks = [graphs[f"{name}.fp16"] for name in family_graphs.BLOCKS]
+    with ExitStack() as opened:
+        sessions = []
+        for index, block in enumerate(blocks):
+            engine = compiled(block.graph, Plan(profile=block.profile, level=LEVEL), tmp_path / str(index))
+            sessions.append(opened.enter_context(closing(backend("tensorrt").open(engine))))
+            for call in block.calls:
+                near(sessions[-1].run(call.feeds), call.expected, block)
+        for call in whole.calls:
+            given: dict[str, Any] = {}
+            for block, session in zip(blocks, sessions, strict=True):
+                own = {spec.name for spec in block.graph.inputs}
+                before = {"states": given["states_after"]} if "states" in own else {}
+                feeds = {name: value for name, value in call.feeds.items() if name in own}
+                given.update(session.run({**feeds, **before}))
+            given.pop("states_after")
+            near(given, call.expected, whole)

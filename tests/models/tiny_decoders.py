@@ -97,14 +97,14 @@ def dtype_of(value: ir.Value) -> np.dtype[Any]:
     return value.dtype.numpy()
 
 
-def checkpoint(to: Path, model_type: str, **changes: Any) -> Any:
+def checkpoint(to: Path, model_type: str, *, noise: float = 0.2, **changes: Any) -> Any:
     """Save a model with random weights, biases and norms among them."""
     config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.add_(torch.randn_like(parameter) * noise)
     model.save_pretrained(to)
     return model.eval()
 
