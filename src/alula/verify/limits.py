@@ -240,8 +240,8 @@ def limits_of_invariance(precision: str) -> Limits:
 # what one row of a classifier never does. PP-OCRv4 detector, 14 photographs at 640 x 640, fp16 against fp32: the worst
 # pixel of a photograph is off by 0.16 to 0.57, and the map on the whole by 0.8 % to 12 %, its root mean square; bf16
 # by 1.0, and by 10 % to 80 %. fp32 in two engines: 2e-5.
-# A detector's edges are steeper still: PP-OCRv6 on pages of digits, its file in ONNX Runtime against openvino, the map on
-# the whole and its worst pixel: fp32 3e-5 and 3e-4, bf16 3e-2 and 0.9. The whole tells the two apart.
+# A detector's edges are steeper still: PP-OCRv6 on 14 calls with pages of digits, its file in ONNX Runtime against
+# openvino: fp32 3e-5 on the whole and 3e-4 at the worst pixel, bf16 3e-2 on the whole, which tells the two apart.
 def metrics_of(spec: ModelSpec, precision: str = "fp32") -> tuple[tuple[str, str], ...]:
     """What is looked at for a model; of maps of pixels, and where only the tensors are known, every output.
 
