@@ -23,7 +23,7 @@ from alula.core.places import cache_root
 from alula.core.profile import Range
 from alula.core.progress import Progress
 from alula.core.tensor import Feeds, TensorSpec
-from alula.core.words import choice
+from alula.core.words import IMAGE_TASKS, choice
 from alula.data import Dataset, read
 from alula.engines import GPU, resolve
 from alula.engines import backend as backend_named
@@ -180,6 +180,11 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         )
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
+        if spec.task in IMAGE_TASKS:
+            # What its file asks for and nothing here does is refused before any work, not when images come.
+            from alula.codecs import images_codec  # noqa: PLC0415 - a build of texts needs no codec yet
+
+            images_codec(checkpoint.folder, spec)
         if spec.writes:
             precisions = precisions_here(engine, request.precision, traits, writes=True)
         refuse_without_rows(precisions, request, writes=spec.writes)

@@ -50,6 +50,7 @@ def image_checkpoint(to: Path, model_type: str, **settings: Any) -> Path:
     scatter(model)
     model.save_pretrained(to)
     size = {"height": SIDE, "width": SIDE}
-    told = {"image_processor_type": "ViTImageProcessor", "size": size}
+    halves = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    told = {"image_processor_type": "ViTImageProcessor", "size": size, **halves}
     (to / "preprocessor_config.json").write_text(json.dumps(told))
     return to

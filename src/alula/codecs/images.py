@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Pixels: TypeAlias = NDArray[np.float32]
 """One image as a model takes it: colour, height, width."""
 
+COLOURS = 3
+
 LONGEST = 200
 """How many times its shorter side an image may be long where the shorter one is brought to a size."""
 
@@ -34,7 +36,9 @@ class ImageCodec:
         self._processor = processor
         self._most_pixels = most_pixels
         (self._input,) = spec.part("encoder").inputs
-        wanted, given = self._input.shape[2:], processor.gives
+        # What came as an ONNX file may have its colours last.
+        self._last = self._input.shape[1] != COLOURS and self._input.shape[-1] == COLOURS
+        wanted, given = self._input.shape[1:3] if self._last else self._input.shape[2:], processor.gives
         if given is None or any(
             isinstance(dim, int) and dim != size for dim, size in zip(wanted, given, strict=True)
         ):
@@ -78,7 +82,8 @@ class ImageCodec:
         levels = np.asarray(picture)
         for size in self._processor.crops:
             levels = _middle(levels, size)
-        return np.stack([table[levels[..., at]] for at, table in enumerate(self._processor.table)])
+        planes = [table[levels[..., at]] for at, table in enumerate(self._processor.table)]
+        return np.stack(planes[::-1] if self._processor.flips else planes)
 
     def collate(self, images: Sequence[Pixels], profile: Profile | None = None) -> Feeds:
         """Images as one batch; an engine with a smallest batch gets the last one again."""
@@ -87,7 +92,8 @@ class ImageCodec:
         sizes = {**self._sizes, "batch": len(images)}
         rows = profile.padded(sizes, keep=self._sizes)["batch"] if profile else len(images)
         again = [images[-1]] * (rows - len(images))
-        return {self._input.name: np.stack([*images, *again])}
+        batch = np.stack([*images, *again])
+        return {self._input.name: np.ascontiguousarray(np.moveaxis(batch, 1, -1)) if self._last else batch}
 
     def _resized(self, picture: Image, called: str) -> Image:
         size = self._processor.size

@@ -23,7 +23,8 @@ _COLOURS = 3
 _FILTERS = range(6)
 # From this edge on, ConvNext's images are squeezed into a square and not cropped.
 _SQUEEZED_FROM = 384
-_REFUSED = ("do_pad", "do_flip_channel_order")
+_FLIPS = "do_flip_channel_order"
+_REFUSED = ("do_pad", _FLIPS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,7 @@ KINDS: Mapping[str, Kind] = {
     "EfficientNetImageProcessor": Kind(resample=3, square=True, twice=True),
     "ViTImageProcessor": Kind(resample=2, square=True),
 }
+_ONNX = "onnx"
 _OF_FAMILY = {
     "deit": "DeiTImageProcessor",
     "dinov2": "BitImageProcessor",
@@ -57,7 +59,8 @@ _OF_FAMILY = {
 class Processor:
     """Resizing to `size` or so that the shorter side is `edge`, cropping around the middle, and colours.
 
-    `table` holds, for each colour, the number that each of the 256 levels becomes.
+    `table` holds, for each of red, green and blue, the number that each of the 256 levels becomes; one that `flips`
+    gives blue first.
     """
 
     size: Size | None
@@ -65,6 +68,7 @@ class Processor:
     crops: tuple[Size, ...]
     resample: int
     table: NDArray[np.float32]
+    flips: bool = False
 
     @property
     def gives(self) -> Size | None:
@@ -73,13 +77,16 @@ class Processor:
 
 
 def read_processor(folder: Path, family: str) -> Processor:
-    """Read the processor of a model; `family` names it where the file does not."""
+    """Read the processor of a model; `family` names it where the file does not.
+
+    The classes of transformers that are known here never flip colours; what came as an ONNX file may.
+    """
     file = folder / FILE
     if not file.is_file():
         raise InputError(f"no {FILE} in {folder}; expected the one that the model was trained with")
     raw = read_object(file)
     try:
-        return _parse(raw, _kind(raw, family))
+        return _parse(raw, _kind(raw, family), may_flip=family == _ONNX)
     except ManifestError as error:
         raise error.under(FILE) from error
 
@@ -105,9 +112,9 @@ def _kind(raw: Mapping[str, Any], family: str) -> Kind:
     return KINDS[plain]
 
 
-def _parse(raw: Mapping[str, Any], kind: Kind) -> Processor:
+def _parse(raw: Mapping[str, Any], kind: Kind, *, may_flip: bool) -> Processor:
     for key in _REFUSED:
-        if raw.get(key):
+        if raw.get(key) and not (key == _FLIPS and may_flip):
             raise ManifestError(f"is {raw[key]!r}, which is not done here", key)
     size, edge, crops = _resizing(raw, kind) if raw.get("do_resize", True) else (None, None, ())
     if raw.get("do_center_crop", kind.crops):
@@ -115,7 +122,14 @@ def _parse(raw: Mapping[str, Any], kind: Kind) -> Processor:
     resample = raw.get("resample", kind.resample)
     if type(resample) is not int or resample not in _FILTERS:
         raise ManifestError(f"is {resample!r}, expected a number of Pillow's from 0 to 5", "resample")
-    return Processor(size=size, edge=edge, crops=crops, resample=resample, table=_table(raw, kind))
+    return Processor(
+        size=size,
+        edge=edge,
+        crops=crops,
+        resample=resample,
+        table=_table(raw, kind),
+        flips=bool(raw.get(_FLIPS)),
+    )
 
 
 def _resizing(raw: Mapping[str, Any], kind: Kind) -> tuple[Size | None, int | None, tuple[Size, ...]]:

@@ -42,7 +42,7 @@ def image_size(root: Path, model_type: str) -> tuple[int, int]:
 
 
 def _kind(raw: Mapping[str, Any], model_type: str) -> str:
-    named = raw.get("image_processor_type") or raw.get("feature_extractor_type") or _OF_MODEL[model_type]
+    named = raw.get("image_processor_type") or raw.get("feature_extractor_type") or _OF_MODEL.get(model_type)
     kind = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if kind not in SQUARED | SHORTEST:
         raise ManifestError(
