@@ -6,7 +6,7 @@ Each contender is a process of its own, loaded once; rounds go through all of th
 has seen. A row has tokens per second of one sequence and of eight side by side (64 tokens behind 64), the time to the
 first token behind 512, all as median [least - most] of the rounds; processor time of a token and of those 512, which
 says more than the clock where others are at work (with --threads 1, as threads that wait spin); and how many of the
-reference's 64 greedy tokens come out, summed over the rounds: transformers in fp32 is the reference, of one sequence.
+reference's greedy tokens come out, summed over the rounds: transformers in fp32 is the reference, of one sequence.
 
 A peer runs in an environment that has it: PYTHON is its interpreter. For openvino-genai FOLDER holds what
 `optimum-cli export openvino --task text-generation-with-past` writes of the checkpoint that this script leaves in
@@ -47,7 +47,7 @@ from alula.graphs.save import describe
 FOLDER = HERE / "decoders"
 REFERENCE = "transformers fp32"
 OURS = ("fp32", "bf16", "int8-weights", "int4-weights")
-PROMPT, TOLD, LONG, TOGETHER = 64, 64, 512, 8
+PROMPT, LONG, TOGETHER = 64, 512, 8
 MOST = 2048
 TEXTS = ("README.md", "CHANGELOG.md", "docs/cli.md", "docs/http.md", "docs/bundle.md")
 
@@ -118,7 +118,7 @@ def main() -> int:
     with ExitStack() as stack:
         workers = [Worker(contender, stack) for contender in contenders(options, file)]
         for number in range(options.rounds + 1):
-            turn(workers, ids, number, counted=number > 0)
+            turn(workers, ids, number, options.tokens, counted=number > 0)
     rows = {worker.contender.name: worker.row for worker in workers}
     print(table(rows, options))
     if options.json:
@@ -136,6 +136,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--llama", help="an interpreter that has llama-cpp-python")
     parser.add_argument("--only", default="", help="names of contenders, with commas between them")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64, help="how many are written behind a prompt of 64")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -169,7 +170,7 @@ def contenders(options: argparse.Namespace, file: Path) -> list[Contender]:
     return [each for each in found if not named or each.name in named | {REFERENCE}]
 
 
-def turn(workers: Sequence[Worker], ids: Sequence[int], number: int, *, counted: bool) -> None:
+def turn(workers: Sequence[Worker], ids: Sequence[int], number: int, told: int, *, counted: bool) -> None:
     """Everybody once, with prompts of this round alone; the first round warms up and is not counted."""
     pick = np.random.default_rng(number)
 
@@ -181,28 +182,28 @@ def turn(workers: Sequence[Worker], ids: Sequence[int], number: int, *, counted:
     side_by_side = [some(PROMPT) for _ in range(TOGETHER)]
     expected: list[int] = []
     for worker in workers:
-        ran = worker.run([alone], TOLD)
-        told = ran["tokens"][0]
-        expected = expected or told
+        ran = worker.run([alone], told)
+        tokens = ran["tokens"][0]
+        expected = expected or tokens
         short, first = worker.run([other], 1), worker.run([long], 1)
-        together = worker.run(side_by_side, TOLD) if worker.contender.together else None
+        together = worker.run(side_by_side, told) if worker.contender.together else None
         if not counted:
             continue
         row = worker.row
         row.alone.append(1 / ran["step_s"])
         row.first_ms.append(first["first_s"] * 1e3)
-        row.cpu_ms.append((ran["cpu_s"] - short["cpu_s"]) * 1e3 / (TOLD - 1))
+        row.cpu_ms.append((ran["cpu_s"] - short["cpu_s"]) * 1e3 / (told - 1))
         row.first_cpu_ms.append(first["cpu_s"] * 1e3)
-        row.equal += agreeing(told, expected)
+        row.equal += agreeing(tokens, expected)
         row.asked += len(expected)
         if together is not None:
             row.together.append(TOGETHER / together["step_s"])
         print(f"round {number}: {worker.contender.name}: {row.alone[-1]:.1f} tokens/s", file=sys.stderr)
 
 
-def agreeing(told: Sequence[int], expected: Sequence[int]) -> int:
+def agreeing(tokens: Sequence[int], expected: Sequence[int]) -> int:
     """How many tokens there are before the first that differs."""
-    pairs = zip(told, expected, strict=True)
+    pairs = zip(tokens, expected, strict=True)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), len(expected))
 
 
