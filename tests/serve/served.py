@@ -153,6 +153,7 @@ def make_writer(
     name: str = "",
     chat: bool = True,
     max_length: int = 512,
+    vocab_size: int = parrot.VOCABULARY,
 ) -> Path:
     """A bundle whose scripted engine is a parrot; the fake engine in it is never opened."""
     encodes = task == "text2text-generation"
@@ -165,7 +166,7 @@ def make_writer(
         task=task,
         parts=tuple(Part(name=part, inputs=(ids,), outputs=(logits,)) for part in parts),
         max_length=max_length,
-        vocab_size=parrot.VOCABULARY,
+        vocab_size=vocab_size,
         end_ids=(parrot.END,),
         start_id=parrot.START if encodes else -1,
     )

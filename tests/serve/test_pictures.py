@@ -130,7 +130,7 @@ def test_lines_are_read_the_same_alone_and_in_a_batch(reading: Running) -> None:
     letters = ["a b", "ab cd ba", "d", "abcd" * 4, "c c", "b"]
     alone = [ok(reading.post("/predict", {"inputs": text(line(one)), "model": LINES})) for one in letters]
     assert [one["text"] for one in alone] == ["ab", "abcdba", "d", "abcd" * 4, "cc", "b"]
-    assert {one["score"] for one in alone} == {1.0}
+    assert len({one["score"] for one in alone}) > 2  # of several widths
     together = ok(reading.post("/predict", {"inputs": [text(line(one)) for one in letters], "model": LINES}))
     assert together == alone
 

@@ -95,7 +95,7 @@ def test_an_answer_counts_until_the_engine_has_let_go_of_it() -> None:
     assert (streams.count(3), streams.count(0), bool(streams)) == (2, 0, True)
     streams.deliver([piece(1, error="cancelled"), piece(9)])
     assert (streams.count(3), streams.unended(given)) == (1, [2])
-    streams.drop(2)
+    streams.deliver([piece(2, ending="stop")])
     assert not streams
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,9 @@ from served import Running, alive, gated, metric, running, wait_until
 TEXT = "/v1/completions"
 FOREVER = "abc~|"
 MODEL = "tiny/text-generation"
+
+# Left alone, `FOREVER` is written for half a minute.
+SLOWLY, UNWRITTEN_S = {"SCRIPTED_STEP_S": "0.06"}, 10.0
 
 
 @pytest.fixture
@@ -65,32 +66,23 @@ def test_eight_answers_of_different_lengths_are_written_together_and_each_is_wha
     writer: Path,
 ) -> None:
     texts = [chr(ord("a") + at) * (60 + 20 * at) + "." for at in range(8)]
-    with running([writer], env={"SCRIPTED_STEP_S": "0.005"}) as server:
-        alone = [write(server, text + "|").json()["choices"][0]["text"] for text in texts]
-        assert alone == texts
-        times: list[list[float]] = [[] for _ in texts]
-        ready = threading.Barrier(len(texts))
+    with running([writer], env={"SCRIPTED_STEP_S": "0.01"}) as server, ThreadPoolExecutor(8) as pool:
+        alone = texts[::7]
+        for text in alone:
+            assert write(server, text + "|").json()["choices"][0]["text"] == text
 
-        def together(at: int) -> str:
-            ready.wait()
-            found = ""
-            with streaming(server, texts[at] + "|") as given:
-                for one in given:
-                    times[at].append(time.monotonic())
-                    found += one["choices"][0]["text"]
-            return found
+        def together(text: str) -> str:
+            with streaming(server, text + "|") as given:
+                return said(given)
 
-        with ThreadPoolExecutor(len(texts)) as pool:
-            assert list(pool.map(together, range(len(texts)))) == texts
-        # All had begun when the first was done, and they were done in the order of their lengths.
-        assert max(each[0] for each in times) < min(each[-1] for each in times)
-        ends = [each[-1] for each in times]
-        assert ends == sorted(ends)
-        assert metric(server, "alula_time_to_first_token_seconds_count", model=MODEL) == 16
-        written = 2 * sum(len(text) + 1 for text in texts)
+        asked = [pool.submit(together, text) for text in texts]
+        wait_until(lambda: running_now(server) == len(texts))
+        assert [one.result() for one in asked] == texts
+        assert metric(server, "alula_time_to_first_token_seconds_count", model=MODEL) == 10
+        written = sum(len(text) + 1 for text in (*alone, *texts))
         assert metric(server, "alula_generated_tokens_total", model=MODEL) == written
         assert metric(server, "alula_prompt_tokens_total", model=MODEL) == written
-        assert metric(server, "alula_time_per_token_seconds_count", model=MODEL) == written - 16
+        assert metric(server, "alula_time_per_token_seconds_count", model=MODEL) == written - 10
         assert metric(server, "alula_answers_cancelled_total", model=MODEL) == 0
         wait_until(lambda: is_quiet(server))
 
@@ -111,7 +103,7 @@ def test_answers_that_outgrow_the_cache_take_turns_and_lose_nothing(writer: Path
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_answer_to_a_client_who_left_is_written_no_further(writer: Path, stream: bool) -> None:
-    with running([writer]) as server:
+    with running([writer], env=SLOWLY) as server:
         if stream:
             with streaming(server, FOREVER) as given:
                 assert "".join(next(given)["choices"][0]["text"] for _ in range(5)) == "abc~a"
@@ -119,10 +111,39 @@ def test_the_answer_to_a_client_who_left_is_written_no_further(writer: Path, str
         else:
             with pytest.raises(httpx.ReadTimeout):
                 server.client.post(TEXT, json={"prompt": FOREVER, "n": 2}, timeout=0.3)
-        wait_until(lambda: is_quiet(server), 2)  # alone it would go on for 500 tokens
+        wait_until(lambda: is_quiet(server), UNWRITTEN_S)
         assert metric(server, "alula_answers_cancelled_total", model=MODEL) == (1 if stream else 2)
         assert metric(server, "alula_generated_tokens_total", model=MODEL) < 500
         assert write(server, "abc|").json()["choices"][0]["text"] == "abc"
+
+
+def test_the_answer_to_a_client_who_left_before_it_was_in_the_line_is_not_written(
+    writer: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    env = {**SLOWLY, "SCRIPTED_GATE": str(gate)}
+    with running([writer], env=env) as server, ThreadPoolExecutor(1) as pool:
+        held = pool.submit(write, server, "GATE|")
+        wait_until(lambda: metric(server, "alula_requests_active") == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post(TEXT, json={"prompt": FOREVER}, timeout=0.3)
+        gate.touch()
+        assert held.result().status_code == 200
+        wait_until(lambda: is_quiet(server), UNWRITTEN_S)
+        assert metric(server, "alula_generated_tokens_total", model=MODEL) == len("GATE") + 1
+
+
+def test_what_the_engine_refuses_takes_no_place_in_the_line(tmp_path: Path) -> None:
+    root = served.make_writer(tmp_path / "wide", vocab_size=1_000)
+    with running([root], max_sequences=1, max_waiting=1) as server:
+        for _ in range(4):
+            refused = server.post(TEXT, {"prompt": [300]})
+            assert refused.status_code == 400
+            assert "the prompt has token 300; the model knows 0..257" in refused.text
+            both = server.post(TEXT, {"prompt": [[97, 65], [300]]})
+            assert both.status_code == 400
+        wait_until(lambda: is_quiet(server))
+        assert write(server, "abc|", n=2).status_code == 200
 
 
 def test_one_who_leaves_the_line_leaves_those_behind_alone(writer: Path) -> None:

@@ -95,17 +95,13 @@ class Streams:
         """Expect pieces for it."""
         self._streams.update(dict.fromkeys(stream.numbers, stream))
 
-    def drop(self, number: int) -> None:
-        """Expect nothing more for this answer."""
-        self._streams.pop(number, None)
-
     def deliver(self, pieces: Iterable[Piece]) -> list[Stream]:
         """Hand pieces to their streams; gives those that cannot hold theirs and are to be cancelled."""
         full = []
         for piece in pieces:
             if stream := self._streams.get(piece.id):
                 if piece.ending or piece.error:
-                    self.drop(piece.id)
+                    del self._streams[piece.id]
                 if not stream.put(piece):
                     full.append(stream)
         return full
