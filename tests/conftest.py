@@ -39,5 +39,10 @@ def efficientnet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def dinov2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged.dinov2(tmp_path_factory.mktemp("dinov2") / "dinov2-small")
+
+
+@pytest.fixture(scope="session")
 def open_nsfw_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packaged.open_nsfw(tmp_path_factory.mktemp("open_nsfw") / "open-nsfw")

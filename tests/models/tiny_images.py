@@ -21,6 +21,10 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         **{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 96},
         **{"image_size": 32, "patch_size": 8},
     },
+    "deit": {
+        **{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 96},
+        **{"image_size": 32, "patch_size": 8},
+    },
     "dinov2": {
         **{"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "mlp_ratio": 2},
         **{"image_size": 32, "patch_size": 8, "layerscale_value": 0.5},
@@ -44,7 +48,8 @@ def scatter(model: Any) -> None:
 
 def image_checkpoint(to: Path, model_type: str, **settings: Any) -> Path:
     """A folder with everything that `alula build` reads; the norms' statistics are random too."""
-    config = transformers.AutoConfig.for_model(model_type, num_labels=5, **{**SIZES[model_type], **settings})
+    values = {"num_labels": 5, "architectures": [], **SIZES[model_type], **settings}
+    config = transformers.AutoConfig.for_model(model_type, **values)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageClassification.from_config(config)
     scatter(model)
