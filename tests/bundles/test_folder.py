@@ -14,7 +14,7 @@ import pytest
 from alula.bundles import Bundle, Manifest, Rung, Stored, writing
 from alula.core.check import Check
 from alula.core.engine import Engine, Plan
-from alula.core.errors import InputError
+from alula.core.errors import InputError, ManifestError
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range, hull
@@ -283,6 +283,24 @@ def test_what_a_dead_process_left_is_removed_and_a_living_ones_is_not(tmp_path: 
         left.mkdir()
     make(tmp_path / "b")
     assert sorted(path.name for path in tmp_path.iterdir()) == [living.name, "b"]
+
+
+def test_end_tokens_and_an_axis_that_may_be_empty_are_kept_and_an_older_bundle_has_none(
+    bundle: Bundle,
+) -> None:
+    raw = json.loads(json.dumps(bundle.manifest.to_json()))
+    axes = {"batch": Range(1, 1, 4), "past": Range(0, 3, 7, least=0)}
+    raw["model"] |= {"end_ids": [3, 5], "start_id": 0}
+    raw["engines"]["encoder"]["profile"] = {axis: [s.min, s.opt, s.max] for axis, s in axes.items()}
+    read = Manifest.parse(raw, bundle.root)
+    assert (read.model.end_ids, read.model.start_id) == ((3, 5), 0)
+    assert read.answering.plan.profile == Profile(axes)
+    del raw["model"]["end_ids"], raw["model"]["start_id"]
+    read = Manifest.parse(raw, bundle.root)
+    assert (read.model.end_ids, read.model.start_id) == ((), -1)
+    raw["model"]["end_ids"] = [3, "</s>"]
+    with pytest.raises(ManifestError, match=r"model.end_ids\[1\]: is str, expected int"):
+        Manifest.parse(raw, bundle.root)
 
 
 def test_a_profile_out_of_order_is_named_by_its_path(bundle: Bundle) -> None:

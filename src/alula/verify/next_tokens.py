@@ -111,11 +111,6 @@ def agreements(said: Sequence[Said], limits: NextTokens) -> tuple[Floats, int]:
     return np.concatenate(found), apart
 
 
-def losses(logits: Floats, tokens: Sequence[int]) -> Floats:
-    """Per token, minus the logarithm of what it was given: the mean's exponential is the perplexity."""
-    return -_log_shares(np.asarray(logits, np.float64))[np.arange(len(tokens)), list(tokens)]
-
-
 def _pair(each: Said) -> tuple[Floats, Floats]:
     """Both sides in float64, the candidate's NaN throughout where it has another shape."""
     expected = each.expected.astype(np.float64)
