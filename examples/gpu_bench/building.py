@@ -33,6 +33,7 @@ from gpu_bench.drawn import draw
 from gpu_bench.job import Job
 from gpu_bench.results import Built
 
+PART = "encoder"
 SEED = 1000
 """Calibration sees other inputs than those that are timed and compared."""
 SENTENCES = 160
@@ -62,7 +63,7 @@ def build(job: Job) -> Built:
     with watch.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(job.folder)
         spec = families.describe(checkpoint, asked=case.opened)
-    if spec.part("encoder").axes != tuple(case.axes):
+    if spec.part(PART).axes != tuple(case.axes):
         raise InputError(f"{job.folder} has axes {spec.part('encoder').axes}, expected {tuple(case.axes)}")
     feeds, calibrated_on, calibration = seen(case, spec, checkpoint.root), "", None
     if job.precision == "int8":
@@ -88,11 +89,11 @@ def build(job: Job) -> Built:
     built = Built(
         seconds=watch.seconds,
         engine_bytes=file_bytes(made),
-        nodes=made.graph.nodes,
+        nodes=made.graphs[PART].nodes,
         kept=len(made.kept),
         calibrated_on=calibrated_on,
     )
-    record.write(to / record.NAME, made.engine, built, job.asked)
+    record.write(to / record.NAME, made.engines[PART], built, job.asked)
     return built
 
 
@@ -118,7 +119,7 @@ def calibrated(  # noqa: PLR0913, PLR0917 - a step of `build`, with what it know
 
 def file_bytes(made: Candidate) -> int:
     """What is loaded: the engine's own file, or the graph where a runtime has none."""
-    plan = made.engine.path / "engine.plan"
+    plan = made.engines[PART].path / "engine.plan"
     return plan.stat().st_size if plan.is_file() else made.bytes
 
 
