@@ -80,9 +80,8 @@ def test_a_prompt_gives_the_logits_of_transformers_whole_and_in_parts(tmp_path: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_padded_on_the_left_gives_what_it_gives_alone(tmp_path: Path, family: str) -> None:
     """Case S21: padding must be neither seen nor counted."""
-    decoder = opened(
-        tmp_path, checkpoint(tmp_path, family, **({"sliding_window": None} if family == "mistral" else {}))
-    )
+    changes: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
+    decoder = opened(tmp_path, checkpoint(tmp_path, family, **changes))
     ids, lengths = tokens(3, 11), (11, 4, 1)
     mask = (np.arange(11) >= 11 - np.array(lengths)[:, None]).astype(np.int64)
     for parts in ([11], [6, 5], [1] * 11):
