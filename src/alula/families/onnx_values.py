@@ -71,11 +71,12 @@ def lines(text: str) -> list[str]:
 
 
 def _written(text: str) -> tuple[str, ...]:
-    return _parsed(text) or tuple(lines(text))
+    found = _parsed(text)
+    return tuple(lines(text)) if found is None else found
 
 
-def _parsed(text: str) -> tuple[str, ...]:
-    """The labels of a list or a mapping by number, in JSON or as Python writes it; none of anything else."""
+def _parsed(text: str) -> tuple[str, ...] | None:
+    """The labels of a list or a mapping by number, in JSON or as Python writes it; None for anything else."""
     for read in (json.loads, ast.literal_eval):
         try:
             value: Any = read(text)
@@ -85,7 +86,7 @@ def _parsed(text: str) -> tuple[str, ...]:
             return _numbered(value)
         if isinstance(value, (list, tuple)):
             return _words(value)
-    return ()
+    return None
 
 
 def _numbered(value: Mapping[Any, Any]) -> tuple[str, ...]:
