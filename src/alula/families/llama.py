@@ -135,6 +135,7 @@ def _attention(
     b: Builder, x: ir.Value, index: int, tokens: _Tokens, s: DecoderSettings
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     path, size = f"layers.{index}.self_attn", s.heads * s.head_size
+    # Three products: joined ones, and those of gate and up, took 0 to 5 % off a single token (docs/accuracy.md).
     query, key, value = (
         _heads(b, _linear(b, x, f"{path}.{name}", (count * s.head_size, s.hidden), s), path, s.head_size)
         for name, count in (("q_proj", s.heads), ("k_proj", s.kv_heads), ("v_proj", s.kv_heads))
