@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import tiny_t5
 import tiny_writers
 from numpy.typing import NDArray
 from tiny_decoders import SIZES, Decoder, checkpoint, opened, tokens
@@ -226,6 +227,17 @@ def test_a_table_that_is_the_head_too_is_stored_in_bf16_once(tmp_path: Path) -> 
     assert sorted(use.node.op_type for use in cast.outputs[0].uses()) == ["Gather", "Transpose"]
     floats = [each for each in graph.initializers.values() if each.dtype == ir.DataType.FLOAT]
     assert {tuple(each.shape or ()) for each in floats} <= {(48,), (64, 8), (), (1,)}
+
+
+def test_what_has_an_encoder_to_look_at_is_written_out_and_computes_in_bf16_itself(tmp_path: Path) -> None:
+    tiny_t5.checkpoint(tmp_path)
+    decoder = tiny_t5.part(tmp_path, "decoder")
+    assert any(node.op_type == "Attention" for node in decoder.graph)
+    for precision in ("fp32", "bf16"):
+        graph = rewrite(decoder.clone(), passes_for("openvino", precision)).graph
+        assert not any(node.op_type == "Attention" for node in graph)
+    halves = [node for node in graph if node.outputs[0].dtype == ir.DataType.BFLOAT16]
+    assert any(node.op_type == "MatMul" for node in halves)
 
 
 def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
