@@ -207,7 +207,7 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path: Path) -> None:
 def test_another_task_and_pooling_are_refused(file: Path) -> None:
     checkpoint = families.open_checkpoint(str(file))
     with pytest.raises(
-        InputError, match="is an ONNX file; expected one of the tasks detection .*, not 'embeddings'"
+        InputError, match=r"is an ONNX file; expected one of the tasks detection .*, not 'embeddings'"
     ):
         families.describe(checkpoint, "embeddings")
     with pytest.raises(InputError, match="pooling 'mean' is for embeddings"):
