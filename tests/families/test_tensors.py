@@ -209,7 +209,9 @@ def test_opsets_from_7_to_24_are_read(opset: int, tmp_path: Path) -> None:
 
 
 def test_pooling_and_other_tasks_are_not_for_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected one of the tasks detection .*, generic .tensors., not 'reranking'"):
+    with pytest.raises(
+        InputError, match=r"expected one of the tasks detection .*, generic .tensors., not 'reranking'"
+    ):
         described(picture_net(), tmp_path, task="reranking")
     assert described(picture_net(), tmp_path, task="tensors").task == "tensors"
 
