@@ -23,7 +23,6 @@ from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
 from alula.engines import cache_cost
 from alula.engines.dense import Dense, Loaded
-from alula.engines.rows import Rows, partition, side_by_side
 
 ROOM = Room(sequences=8, blocks=64, block_tokens=4)
 
@@ -174,21 +173,6 @@ def test_rows_that_nobody_needs_are_let_go() -> None:
     np.testing.assert_allclose(run(dense, {1: [5]})[0], whole([4] * 6 + [5]), atol=1e-5)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    spare=st.integers(0, 200),
-    rows=st.integers(1, 5),
-)
-def test_a_partition_has_everybody_once_within_its_bounds(lengths: list[int], spare: int, rows: int) -> None:
-    cells = sum(lengths) + spare
-    groups = partition(lengths, cells=cells, rows=rows)
-    assert sorted(at for group in groups for at in group) == list(range(len(lengths)))
-    assert all(1 <= len(group) <= rows for group in groups)
-    assert sum(len(group) * max(lengths[at] for at in group) for group in groups) <= cells
-    if len(lengths) * max(lengths) <= cells:
-        assert len(groups) == -(-len(lengths) // rows)
-
-
 def test_not_a_number_in_one_sequence_is_nobody_elses() -> None:
     """Nothing times NaN is NaN: a row that breaks stays in its own row, and what lay in padding goes."""
     dense, _ = opened()
@@ -207,29 +191,6 @@ def test_not_a_number_in_one_sequence_is_nobody_elses() -> None:
     given = run(dense, {0: [4], 1: [4], 2: [4]})
     assert not np.isnan(given).any()
     np.testing.assert_allclose(given[2], whole([3] * 2 + [4] * 7), atol=1e-5)
-
-
-def test_padding_is_zeros_whatever_lay_there() -> None:
-    """Case S07: what is hidden may be anything finite, and no more than that."""
-    past = np.full((1, 1, 6, 2), np.nan, np.float32)
-    past[:, :, 4:] = 1
-    cross = np.full((1, 1, 5, 2), np.nan, np.float32)
-    cross[:, :, :3] = 2
-    rows = Rows(
-        members=(5,),
-        lengths=(2,),
-        sources=(3,),
-        width=6,
-        source=5,
-        past={"past.0.key": past},
-        cross={"cross.0.key": cross},
-    )
-    for _ in range(20):
-        dirt = [np.full((3, 1, 4, 2), np.nan, np.float32) for _ in range(8)]
-        del dirt  # what is allocated next may lie where this was
-        made = side_by_side([(rows, 5), (rows, 5)], width=4, source=4, count=3)
-        assert made.past["past.0.key"].tolist() == [[[[0, 0]] * 2 + [[1, 1]] * 2]] * 3
-        assert made.cross["cross.0.key"].tolist() == [[[[2, 2]] * 3 + [[0, 0]]]] * 3
 
 
 def test_an_error_costs_those_of_the_step_and_nobody_else() -> None:
