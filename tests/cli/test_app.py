@@ -116,8 +116,11 @@ def help_of(*command: str) -> str:
 def test_help_names_every_default() -> None:
     said = help_of("build", "--help")
     assert "What requests call the model. [default: (the checkpoint's name)]" in said
-    assert "Rows per call. [default: (1:8:64)]" in said
-    assert "Tokens per row. [default: (2:128:512, cut to what the model takes)]" in said
+    assert (
+        "Rows per call; of models that write text, answers that go on in one step. [default: (1:8:64; 1:1:64)]"
+        in said
+    )
+    assert "(2:128:512, cut to what the model takes" in said
     assert "sequence-classification" in said.replace("- ", "-")
 
 

@@ -62,7 +62,7 @@ def test_an_image_model_is_refused_by_name(task: tuple[str, ...], tmp_path: Path
     assert refused(tmp_path, str(model), *task) == (
         "SwinForImageClassification (model type 'swin') reads images; "
         "only models that read token ids alone, and classifiers of images of the model types "
-        "dinov2, efficientnet, resnet, vit, are built so far"
+        "deit, dinov2, efficientnet, resnet, vit, are built so far"
     )
 
 

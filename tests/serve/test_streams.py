@@ -22,7 +22,7 @@ FOREVER = "abc~|"
 MODEL = "tiny/text-generation"
 
 # Left alone, `FOREVER` is written for half a minute.
-SLOWLY, UNWRITTEN_S = {"SCRIPTED_STEP_S": "0.06"}, 10.0
+SLOWLY, UNWRITTEN_S = {"SCRIPTED_STEP_S": "0.12"}, 20.0
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_eight_answers_of_different_lengths_are_written_together_and_each_is_wha
     writer: Path,
 ) -> None:
     texts = [chr(ord("a") + at) * (60 + 20 * at) + "." for at in range(8)]
-    with running([writer], env={"SCRIPTED_STEP_S": "0.01"}) as server, ThreadPoolExecutor(8) as pool:
+    with running([writer], env={"SCRIPTED_STEP_S": "0.02"}) as server, ThreadPoolExecutor(8) as pool:
         alone = texts[::7]
         for text in alone:
             assert write(server, text + "|").json()["choices"][0]["text"] == text
