@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from photos import BIT, HALVES, SQUARE, encoded, noise, spec
 from PIL import Image
 
 from alula.codecs import ImageCodec, classes, decode, each_image
-from alula.core.errors import InputError
+from alula.core.errors import InputError, ManifestError
+from alula.core.model import Part
 from alula.core.profile import Profile, Range
+from alula.core.tensor import TensorSpec
 
 RED, CORNERS = (255, 0, 0), ("TL", "TR", "BR", "BL")
 
@@ -297,3 +300,18 @@ def test_texts_are_read_without_pillow_and_images_say_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "decoding images needs: pip install 'alula[images]'\n"
+
+
+def test_what_came_as_an_onnx_file_may_have_blue_first_and_colours_last(tmp_path: Path) -> None:
+    told = {**SQUARE, **HALVES, "size": 24, "do_flip_channel_order": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    taken = TensorSpec(name="x", dtype="float32", shape=("batch", 24, 24, 3))
+    given = spec(24, 24, "onnx").parts[0].outputs
+    last = replace(spec(24, 24, "onnx"), parts=(Part(name="encoder", inputs=(taken,), outputs=given),))
+    codec = ImageCodec.open(tmp_path, last)
+    red = encoded(Image.new("RGB", (30, 30), (255, 0, 0)))
+    batch = codec.collate([codec.encode(red)])["x"]
+    assert batch.shape == (1, 24, 24, 3)
+    assert np.array_equal(batch[0, 5, 7], [-1, -1, 1])
+    with pytest.raises(ManifestError, match="do_flip_channel_order: is True, which is not done here"):
+        ImageCodec.open(tmp_path, spec(24, 24))
