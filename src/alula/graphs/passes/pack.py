@@ -36,9 +36,10 @@ _LEAST_TABLE = 1 << 16
 class Packing:
     """How the weights of linears are stored: in so many bits, and `blocks` neighbours along the sum to a scale.
 
-    The first block that divides the rows is taken. Where none does, and for the last linear before an output, it is
-    eight bits and a scale for the whole column; with `tables` so have tables that rows are looked up in, by row. With
-    `half_scales` fp16 holds the scales, so that what is restored may be fp16.
+    The first block that divides the rows is taken. Where none does, it is eight bits and a scale for the whole column.
+    The last linear before an output has eight bits, by blocks of 32; with `tables` so have tables that rows are looked
+    up in: by row where nobody else reads them. With `half_scales` fp16 holds the scales, so that what is restored may
+    be fp16.
     """
 
     bits: int
@@ -46,6 +47,10 @@ class Packing:
     zeros: Zeros = "none"
     tables: bool = True
     half_scales: bool = False
+
+    def last(self) -> Packing:
+        """What the last linear has: half of all that is lost in eight bits, if its columns have one scale each."""
+        return Packing(bits=8, blocks=(32, 16) if self.blocks else (), half_scales=self.half_scales)
 
     def by_column(self) -> Packing:
         """Eight bits and a scale for each column."""
@@ -74,9 +79,9 @@ class PackWeights(InPlacePass):
         chosen = [node for node in linears(model) if node.name not in self.keep]
         last = {node for node in chosen if reaches_output(node)}
         for node in chosen:
-            _pack_linear(node, self.packing.by_column() if node in last else self.packing)
+            _pack_linear(node, self.packing.last() if node in last else self.packing)
         for table in _tables(model) if self.packing.tables else ():
-            _pack_table(table, self.packing.by_column())
+            _pack_table(table, self.packing)
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
@@ -103,7 +108,8 @@ def _pack_linear(node: ir.Node, packing: Packing) -> None:
     if packing.zeros == "real":
         restored = _with_real_zeros(edit, stored, (rows, columns))
     else:
-        restored = _dequantised(edit, stored, (rows, columns), axis=0 if block else 1)
+        numbers = stored.numbers(edit.graph, (rows, columns))
+        restored = _restored(edit, stored, numbers, (rows, columns), blocks=block > 0)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
     restored.shape = ir.Shape([rows, columns])
     node.replace_input_with(1, restored)
@@ -154,14 +160,17 @@ class _Stored:
         return found
 
 
-def _dequantised(edit: Editor, stored: _Stored, shape: tuple[int, int], axis: int) -> ir.Value:
+def _restored(
+    edit: Editor, stored: _Stored, numbers: ir.Value, shape: tuple[int, int], *, blocks: bool
+) -> ir.Value:
     """By blocks along axis 0, or by column."""
-    few = (shape[0] // stored.block, shape[1]) if axis == 0 else shape[1:]
-    inputs = [stored.numbers(edit.graph, shape), stored.scales(edit.graph, few)]
+    few = (shape[0] // stored.block, shape[1]) if blocks else shape[1:]
+    inputs = [numbers, stored.scales(edit.graph, few)]
     if stored.packing.zeros == "whole":
         inputs.append(stored.zeros(edit.graph, few))
-    blocks = {"block_size": stored.block} if axis == 0 else {}
-    return edit.op("DequantizeLinear", *inputs, dtype=FP32, axis=axis, **blocks)
+    if not blocks:
+        return edit.op("DequantizeLinear", *inputs, dtype=FP32, axis=1)
+    return edit.op("DequantizeLinear", *inputs, dtype=FP32, axis=0, block_size=stored.block)
 
 
 def _with_real_zeros(edit: Editor, stored: _Stored, shape: tuple[int, int]) -> ir.Value:
@@ -182,7 +191,11 @@ def _tables(model: ir.Model) -> list[ir.Value]:
         table = node.inputs[0] if node.op_type == "Gather" else None
         if table is None or not is_constant(table) or table.dtype != FP32 or not _is_large(table):
             continue
-        if all(_is_row(*use) or _is_head(*use) for use in table.uses()):
+        heads = [use for use in table.uses() if _is_head(*use)]
+        rows = [use for use in table.uses() if _is_row(*use)]
+        if len(heads) + len(rows) == len(table.uses()) and (
+            not heads or all(_has_two_axes(use.node) for use in rows)
+        ):
             found[table] = None
     return list(found)
 
@@ -198,33 +211,47 @@ def _is_row(node: ir.Node, index: int) -> bool:
     return looked_up and not any(user.op_type == "RotaryEmbedding" for user in node.outputs[0].consumers())
 
 
+def _has_two_axes(node: ir.Node) -> bool:
+    ids = node.inputs[1]
+    return ids is not None and ids.shape is not None and len(ids.shape) == 2
+
+
 def _is_head(node: ir.Node, index: int) -> bool:
     turned = node.op_type == "Transpose" and index == 0 and node.attributes.get_ints("perm", ()) == (1, 0)
     return turned and all(user.op_type == "MatMul" for user in node.outputs[0].consumers())
 
 
 def _pack_table(table: ir.Value, packing: Packing) -> None:
-    """Eight bits and a scale by row, for those who look rows up and for the head, which sums along them."""
-    tensor, name = table.const_value, str(table.name)
+    """Eight bits, by row; of a table that is the head too the other way round, by blocks along its sum."""
+    tensor, users, graph = table.const_value, list(table.uses()), table.graph
     assert tensor is not None
+    assert graph is not None
     rows, width = tensor.shape.numpy()
-    turned = _Stored(name=name, packing=packing, block=width, read=lambda: tensor.numpy().T)
-    users = list(table.uses())
-    graph = users[0].node.graph
-    assert isinstance(graph, ir.Graph)
+    name, headed = str(table.name), any(node.op_type == "Transpose" for node, _ in users)
+    last = packing.last()
+    block = next((each for each in last.blocks if headed and width % each == 0), width)
+    turned = _Stored(name=name, packing=last, block=block, read=lambda: tensor.numpy().T)
 
-    def numbers() -> NDArray[np.int8]:
+    def by_row() -> NDArray[np.int8]:
         return np.ascontiguousarray(turned.grid.numbers(turned.read())[0].T.astype(np.int8))
 
-    small = lazy(graph, f"{name}_int8", ir.DataType.INT8, (rows, width), numbers)
-    for node, index in users:
+    def by_id() -> Floats:
+        return np.ascontiguousarray(turned.grid.scales.T)
+
+    if headed:
+        numbers = turned.numbers(graph, (width, rows))
+    else:
+        numbers = lazy(graph, f"{name}_int8", ir.DataType.INT8, (rows, width), by_row)
+    for node, _ in users:
         edit = Editor(node)
         # ONNX Runtime fuses a DequantizeLinear whose scales nobody else reads, so each has its own.
-        if node.op_type == "Gather":
-            edit.replace(_row(edit, small, turned.scales(graph, (rows, 1))))
+        if node.op_type == "Transpose":
+            edit.replace(_restored(edit, turned, numbers, (width, rows), blocks=block < width))
+        elif headed:
+            scales = lazy(graph, f"{name}_scales", FP32, (rows, width // block), by_id)
+            edit.replace(_columns(edit, numbers, scales, block))
         else:
-            scales = turned.scales(graph, (rows,))
-            node.replace_input_with(index, edit.op("DequantizeLinear", small, scales, dtype=FP32, axis=0))
+            edit.replace(_row(edit, numbers, turned.scales(graph, (rows, 1))))
     _drop(graph, table)
 
 
@@ -232,6 +259,20 @@ def _row(edit: Editor, numbers: ir.Value, scales: ir.Value) -> ir.Value:
     ids = edit.node.inputs[1]
     small = edit.op("Gather", numbers, ids, dtype=ir.DataType.INT8)
     return edit.op("Mul", edit.op("Cast", small, to=FP32, dtype=FP32), edit.op("Gather", scales, ids))
+
+
+def _columns(edit: Editor, numbers: ir.Value, scales: ir.Value, block: int) -> ir.Value:
+    """What lies in columns, for ids of two axes: [batch, length, width].
+
+    Engines turn the constant when they load it. In ONNX Runtime the head's DequantizeLinear is then the only one to
+    read the numbers as they are, without which it would have no kernel.
+    """
+    ids = edit.node.inputs[1]
+    rows = edit.op("Transpose", numbers, perm=[1, 0])
+    floats = edit.op("Cast", edit.op("Gather", rows, ids), to=FP32, dtype=FP32)
+    apart = edit.op("Reshape", floats, edit.ints(0, 0, -1, block))
+    scale = edit.op("Unsqueeze", edit.op("Gather", scales, ids), edit.ints(-1))
+    return edit.op("Reshape", edit.op("Mul", apart, scale), edit.ints(0, 0, -1))
 
 
 def _drop(graph: ir.Graph, value: ir.Value) -> None:
