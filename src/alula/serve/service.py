@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from alula.batching import Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
@@ -19,37 +20,28 @@ from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 
+T = TypeVar("T")
 Run: TypeAlias = Callable[[Feeds], Awaitable[Feeds]]
+Observe: TypeAlias = Callable[[str, Ran], None]
 
 INLINE_CHARACTERS = 4_000
 """Longer texts are tokenised in a thread, so that short requests do not stand behind them."""
 
 
-class Service:
-    """A bundle being served: its codec, and the batcher in front of its engine."""
+class Batched(ABC, Generic[T]):
+    """A bundle being served whose engine answers batches: the batcher in front of it, and who may go there."""
 
     def __init__(
-        self, bundle: Bundle, run: Run, options: ServeOptions, observe: Callable[[str, Ran], None]
+        self, bundle: Bundle, spec: ModelSpec, run: Run, options: ServeOptions, observe: Observe
     ) -> None:
-        if bundle.model.task == TENSORS:
-            raise InputError(
-                f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
-            )
-        if not bundle.model.reads_text:
-            task = bundle.model.task
-            raise InputError(
-                f"{bundle.root}: models for {task} are not served yet; ask with alula run BUNDLE --image FILE"
-            )
-        engine = bundle.engine(PART)
         self.bundle = bundle
-        self.spec = within(bundle.model, engine.plan.profile)
-        self.codec = TextCodec.open(bundle.tokenizer, self.spec)
-        self._profile = engine.plan.profile
-        self._run = run
-        self.policy = policy(self.spec, self._profile, options)
-        self.batcher: Batcher[Row, Feeds] = Batcher(
+        self.spec = spec
+        self._profile = bundle.engine(PART).plan.profile
+        self.policy = policy(spec, self._profile, options)
+        self.batcher: Batcher[T, Feeds] = Batcher(
             self._call, self.policy, observe=lambda ran: observe(self.name, ran)
         )
+        self._run = run
         self._max_client_batch = options.max_client_batch
 
     @property
@@ -59,7 +51,7 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for a batch."""
+        """What waits for a batch."""
         return self.batcher.waiting
 
     @property
@@ -71,15 +63,41 @@ class Service:
         """Requests are answered as long as this lasts, and those that were admitted at its end."""
         return self.batcher
 
+    def _admit(self, count: int, what: str) -> None:
+        """Refuse a request before any work: for good if it brings too many, for now if there is no room."""
+        if count > self._max_client_batch:
+            raise Refused(f"{count} {what} in one request; the limit is {self._max_client_batch}", status=413)
+        self.batcher.refuse_unless_room(count)
+
+    @abstractmethod
+    async def _call(self, rows: list[T]) -> list[Feeds]:
+        """The outputs of each row of a batch."""
+
+
+class Service(Batched[Row]):
+    """A bundle being served that reads texts: its codec, and the batcher in front of its engine."""
+
+    def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
+        if bundle.model.task == TENSORS:
+            raise InputError(
+                f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
+            )
+        if not bundle.model.reads_text:
+            task = bundle.model.task
+            raise InputError(
+                f"{bundle.root}: models for {task} are not served yet; ask with alula run BUNDLE --image FILE"
+            )
+        spec = within(bundle.model, bundle.engine(PART).plan.profile)
+        self.codec = TextCodec.open(bundle.tokenizer, spec)
+        super().__init__(bundle, spec, run, options, observe)
+
     async def answer(
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
     ) -> tuple[Sequence[Row], list[Feeds]]:
         """The rows of one request and their outputs; refused before any work if they are too many."""
         if count < 1:
             raise InputError("the list of inputs is empty; expected at least one")
-        if count > self._max_client_batch:
-            raise Refused(f"{count} inputs in one request; the limit is {self._max_client_batch}", status=413)
-        self.batcher.refuse_unless_room(count)
+        self._admit(count, "inputs")
         rows = await self._encoded(characters, encode)
         return rows, await self.batcher.submit(rows, [max(len(row.ids), 1) for row in rows])
 
@@ -94,11 +112,20 @@ class Service:
 
 
 def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPolicy:
-    """The limits of the engine and of the server together; a batch always holds one row of full length."""
+    """The limits of the engine and of the server together; a batch always holds one row of full length.
+
+    Texts differ in length and lines in width; images of one size are all alike.
+    """
+    axis, longest = "length", spec.max_length
+    if not spec.reads_text:
+        axis, longest = "width", profile.axes["width"].max if "width" in profile.axes else 1
     return BatchPolicy(
         max_rows=profile.axes["batch"].max,
-        max_cells=max(options.max_batch_tokens, spec.max_length),
+        max_cells=max(options.max_batch_tokens, longest),
         max_waiting_rows=max(options.max_waiting_rows, options.max_client_batch),
-        max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * spec.max_length),
-        steps=tuple((part.axes["length"].max, part.axes["batch"].max) for part in profile.tuned),
+        max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * longest),
+        steps=tuple(
+            (part.axes[axis].max if axis in part.axes else 1, part.axes["batch"].max)
+            for part in profile.tuned
+        ),
     )
