@@ -20,7 +20,7 @@ import parrot
 import scripted_engine
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from alula.bundles import Bundle, Manifest, Stored, writing
+from alula.bundles import Bundle, Draft, Manifest, Stored, writing
 from alula.core.check import Check
 from alula.core.engine import Plan
 from alula.core.graph import Graph
@@ -90,6 +90,23 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def no_graph(
+    draft: Draft, part: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> Graph:
+    """What stands for the graph of a part, whose engine needs none."""
+    path = draft.graph_path(part, "fp32")
+    path.write_bytes(b"no graph")
+    return Graph(
+        path=path,
+        digest="0" * 64,
+        opset=23,
+        nodes=1,
+        precision="fp32",
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
 def make_bundle(
     to: Path,
     task: str = "embeddings",
@@ -107,17 +124,7 @@ def make_bundle(
     profile = Profile({"batch": batch, "length": length})
     part = model.part("encoder")
     with writing(to) as draft:
-        path = draft.graph_path("encoder", "fp32")
-        path.write_bytes(b"no graph")
-        graph = Graph(
-            path=path,
-            digest="0" * 64,
-            opset=23,
-            nodes=1,
-            precision="fp32",
-            inputs=part.inputs,
-            outputs=part.outputs,
-        )
+        graph = no_graph(draft, "encoder", part.inputs, part.outputs)
         runtime = backend("fake")
         engine = runtime.compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
         rows = max(batch.min, min(2, batch.max))
@@ -174,18 +181,8 @@ def make_writer(
     with writing(to) as draft:
         graphs, engines = {}, {}
         for part in parts:
-            path = draft.graph_path(part, "fp32")
-            path.write_bytes(b"no graph")
-            graph = Graph(
-                path=path,
-                digest="0" * 64,
-                opset=23,
-                nodes=1,
-                precision="fp32",
-                inputs=(ids,),
-                outputs=(logits,),
-            )
-            graphs[path.stem] = graph
+            graph = no_graph(draft, part, (ids,), (logits,))
+            graphs[graph.path.stem] = graph
             engines[part] = backend("fake").compile(
                 graph, Plan(profile=profile), draft.engine_path(part, "fake")
             )
@@ -225,17 +222,7 @@ def make_reader(to: Path, task: str = "image-classification") -> Path:
     )
     profile = Profile({"batch": Range(1, 4, 4), **({"width": Range(32, 64, 320)} if lines else {})})
     with writing(to) as draft:
-        path = draft.graph_path("encoder", "fp32")
-        path.write_bytes(b"no graph")
-        graph = Graph(
-            path=path,
-            digest="0" * 64,
-            opset=23,
-            nodes=1,
-            precision="fp32",
-            inputs=(pixels,),
-            outputs=(given,),
-        )
+        graph = no_graph(draft, "encoder", (pixels,), (given,))
         engine = backend("fake").compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
         folder = draft.scratch / "processor"
         folder.mkdir()
