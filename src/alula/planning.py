@@ -203,7 +203,7 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
             raise InputError(f"axis {axis!r} is {DERIVED[axis]}, and not given")
         if axis not in known:
             raise InputError(f"no axis {axis!r}; {spec.name} has {', '.join(sorted(set(known)))}")
-    if "total" in given and spec.start_id < 0 and given["total"].max > spec.max_length:
+    if "total" in given and not spec.reads_source and given["total"].max > spec.max_length:
         raise InputError(
             f"axis 'total' up to {given['total'].max}; {spec.name} takes {spec.max_length} tokens at most"
         )

@@ -107,7 +107,7 @@ class Prompts:
 
     def _request(self, ids: tuple[int, ...], body: Mapping[str, Any]) -> Request:
         start, source = ids, tuple[int, ...]()
-        if self.spec.start_id >= 0:
+        if self.spec.reads_source:
             start, source = (self.spec.start_id,), ids
         if not ids:
             raise InputError("the prompt has no tokens, expected at least one")

@@ -88,7 +88,7 @@ def scripts_for(teacher: Teacher, spec: ModelSpec, profile: Profile, tokenizer: 
     drawn, texts = list(_drawn(spec, profile)), list(_texts(spec, profile, tokenizer))
     most = profile.axes["total"].max
     answer, text = (_length(size, spec, len(drawn) + len(texts), most) for size in (ANSWER, TEXT))
-    if _reads(spec):
+    if spec.reads_source:
         yield from _answered(teacher, spec, [*drawn, *texts], answer)
         return
     for script in (*drawn, *texts):
@@ -184,10 +184,15 @@ def _length(size: int, spec: ModelSpec, prompts: int, most: int) -> int:
     return max(2, min(int(size * min(1.0, share)), most // 2))
 
 
+def _longest(spec: ModelSpec, profile: Profile) -> int:
+    """Tokens of a source, or of a prompt that leaves room for as many behind it."""
+    return profile.axes["source"].max if spec.reads_source else profile.axes["total"].max // 2
+
+
 def _drawn(spec: ModelSpec, profile: Profile) -> Iterator[Script]:
     """Random ids, as prompts or as what an encoder reads."""
     rng = np.random.default_rng(0)
-    most = profile.axes["source"].max if _reads(spec) else profile.axes["total"].max // 2
+    most = _longest(spec, profile)
     for at, wanted in enumerate(DRAWN):
         size = max(1, min(wanted, most))
         ids = tuple(rng.integers(0, spec.vocab_size, size).tolist())
@@ -199,21 +204,16 @@ def _texts(spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Scrip
     if not (tokenizer / "tokenizer.json").is_file():
         return
     codec = TextCodec.open(tokenizer, spec)
-    most = profile.axes["source"].max if _reads(spec) else profile.axes["total"].max // 2
+    most = _longest(spec, profile)
     for at, text in enumerate(SINGLES):
         if ids := codec.prompt(text)[: min(most, LONGEST)]:
             yield _script(spec, f"text {at}", ids)
 
 
 def _script(spec: ModelSpec, name: str, ids: tuple[int, ...], *, drawn: bool = False) -> Script:
-    if _reads(spec):
+    if spec.reads_source:
         return Script(name=name, prompt=(spec.start_id,), follow=(), source=ids, drawn=drawn)
     return Script(name=name, prompt=ids, follow=(), drawn=drawn)
-
-
-def _reads(spec: ModelSpec) -> bool:
-    """Whether an encoder reads what is asked."""
-    return spec.start_id >= 0
 
 
 def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], count: int) -> Iterator[Script]:
@@ -221,7 +221,7 @@ def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], coun
     rows = teacher.write(_stack([script.prompt for script in prompts]), count, _sources(prompts))
     for script, row in zip(prompts, rows.tolist(), strict=True):
         ends = [at for at, token in enumerate(row, start=1) if token in spec.end_ids]
-        follow = tuple(row[: ends[0]] if ends and _reads(spec) else row)
+        follow = tuple(row[: ends[0]] if ends and spec.reads_source else row)
         yield replace(script, name=f"{script.name}, gone on with", follow=follow, greedy=True)
 
 

@@ -226,7 +226,7 @@ def _numbered(at: int, prompts: Prompts, text: str, asked: Writing) -> Request:
 def _request(prompts: Prompts, text: str, asked: Writing) -> Request:
     chats = asked.chat
     if chats is None:
-        chats = asked.system is not None or (prompts.spec.start_id < 0 and prompts.template is not None)
+        chats = asked.system is not None or (not prompts.spec.reads_source and prompts.template is not None)
     if not chats:
         if asked.system is not None:
             raise InputError("--system is for a chat, which --no-chat says this is not")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -46,6 +46,16 @@ class Work:
     sequence: int
     tokens: tuple[int, ...]
     answers: bool
+
+
+_OWN = frozenset({"input_ids", "position_ids", "attention_mask", "answers"})
+
+
+def is_alone(inputs: Iterable[str]) -> bool:
+    """Whether a graph with inputs of these names takes a past of its own, and nothing of an encoder besides."""
+    names = set(inputs)
+    past = {name for name in names if name.startswith("past.")}
+    return bool(past) and names - past == _OWN
 
 
 class Decoding(Protocol):

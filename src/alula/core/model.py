@@ -65,6 +65,11 @@ class ModelSpec:
         """Whether the inputs are token ids; otherwise they are pixels."""
         return self.vocab_size > 0
 
+    @property
+    def reads_source(self) -> bool:
+        """Whether an encoder reads what is asked, so that answers begin with a token of their own."""
+        return self.start_id >= 0
+
     def part(self, name: str) -> Part:
         """Look a part up by name."""
         for part in self.parts:

@@ -22,7 +22,6 @@ from alula.engines.torch import load
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-GENERATION2 = "text2text-generation"
 TIED = "lm_head.weight"
 
 
@@ -44,9 +43,7 @@ def writer(
     torch.set_num_threads(host.threads_or_all(threads))
     if unpacked is not None:
         return TorchWriter(spec, _made(unpacked))
-    loader = (
-        transformers.AutoModelForSeq2SeqLM if spec.task == GENERATION2 else transformers.AutoModelForCausalLM
-    )
+    loader = transformers.AutoModelForSeq2SeqLM if spec.reads_source else transformers.AutoModelForCausalLM
     return TorchWriter(spec, load(loader, checkpoint_root, torch.float32, headless=False))
 
 
@@ -55,7 +52,7 @@ class TorchWriter:
 
     def __init__(self, spec: ModelSpec, model: torch.nn.Module) -> None:
         self._model: torch.nn.Module | None = model
-        self._reads_source = spec.task == GENERATION2
+        self._reads_source = spec.reads_source
 
     def read(self, tokens: Ints, source: Ints | None = None) -> Logits:
         """Logits behind every token, [rows, length, vocabulary], all in one call and without any cache."""

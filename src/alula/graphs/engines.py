@@ -20,7 +20,7 @@ from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
 from alula.graphs.rewrite import Pass
 from alula.graphs.tensorrt import half_policy as tensorrt_half
-from alula.graphs.tensorrt import tensorrt_passes
+from alula.graphs.tensorrt import in_few_bits, tensorrt_passes
 
 # Measured with MiniLM in fp32 on a Zen 3 (AVX2) of two cores, CPU milliseconds of one thread, interleaved medians:
 #                            1x128   8x128   4x512
@@ -47,8 +47,7 @@ _FP16 = frozenset({"fp16", "fp16-mixed"})
 
 def halves(engine: str, precision: str) -> bool:
     """Whether a precision makes parts of a graph fp16: on a GPU what eight bits leave is fp16 too."""
-    eight = precision.startswith("int8") or precision.endswith("-weights")
-    return precision in _FP16 or (engine in _TENSORRT and eight)
+    return precision in _FP16 or (engine in _TENSORRT and in_few_bits(precision))
 
 
 def half_policy(engine: str, opset: int | None = None) -> Policy:

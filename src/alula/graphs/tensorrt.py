@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, LiftConstantsToInitializersPass
 
 from alula.graphs.passes.attention import DecomposeAttention, head_size
-from alula.graphs.passes.choice import FUSED, HALF, REGION, Policy
+from alula.graphs.passes.choice import FUSED, REGION, WHOLE_ATTENTION, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.norms import DecomposeNorms
@@ -56,7 +56,7 @@ def tensorrt_passes(
     if precision == "bf16":
         passes.append(ToBfloat16(policy or replace(FUSED, attention=whole), keep))
     elif halved:
-        eight = precision.startswith("int8") or precision.endswith("-weights")
+        eight = in_few_bits(precision)
         chosen = policy or replace(half_policy(opset), quantised=eight and newest >= _HALF_SCALES_OPSET)
         passes.append(ToFloat16(chosen, keep, renamed=eight))
     if opset is not None:
@@ -64,10 +64,15 @@ def tensorrt_passes(
     return (*passes, NameAxes())
 
 
+def in_few_bits(precision: str) -> bool:
+    """Whether a precision stores weights in few bits, whatever is computed with them."""
+    return precision.startswith("int8") or precision.endswith("-weights")
+
+
 def half_policy(opset: int | None) -> Policy:
     """What fp16 takes in the graph for an opset, or for the newest TensorRT."""
     whole = opset is None or opset >= _ATTENTION_OPSET
-    return replace(HALF, attention=True, writing=True) if whole else replace(REGION, writing=True)
+    return replace(WHOLE_ATTENTION if whole else REGION, writing=True)
 
 
 def _older(opset: int) -> list[Pass]:

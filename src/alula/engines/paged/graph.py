@@ -16,14 +16,12 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.frontend.onnx import ConversionExtension
 
+from alula.core.decoding import is_alone
 from alula.core.errors import CompileError
 from alula.core.tensor import TensorSpec
 
 VERSION = "2026.4"
 """Of OpenVINO, whose attention over pages has changed its inputs from version to version."""
-
-OWN = frozenset({"input_ids", "position_ids", "attention_mask", "answers"})
-"""What a decoder without an encoder takes besides its past."""
 
 _KEY, _VALUE, _SCALE, _WINDOW, _MOST = 3, 4, 9, 10, 12
 _PAST, _BEGINS, _PAGES, _PAGES_BEGIN = 5, 6, 7, 8
@@ -51,10 +49,8 @@ _TAKEN_WITHOUT = frozenset({"softcap", "softmax_precision"})
 
 
 def is_paged(inputs: Sequence[TensorSpec]) -> bool:
-    """Whether a graph of these inputs is a decoder with nothing but its own past to look at."""
-    names = {spec.name for spec in inputs}
-    past = {name for name in names if name.startswith("past.")}
-    return bool(past) and names - past == OWN
+    """Whether the cache of a graph of these inputs is kept in pages."""
+    return is_alone(spec.name for spec in inputs)
 
 
 def read(path: Path, *, half: bool) -> ov.Model:

@@ -204,3 +204,10 @@ def replace_constant(
     if not old.uses() and not old.is_graph_output():
         graph.initializers.pop(str(old.name))
     return new
+
+
+def is_over_last_axis(node: ir.Node) -> bool:
+    """Whether a norm is of the last axis alone."""
+    x = node.inputs[0]
+    last = -1 if x is None or x.shape is None else len(x.shape) - 1
+    return node.attributes.get_int("axis", -1) in {-1, last}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from alula.graphs.passes.edit import Editor
+from alula.graphs.passes.edit import Editor, is_over_last_axis
 
 
 class DecomposeNorms(InPlacePass):
@@ -37,10 +37,8 @@ def _norms(model: ir.Model) -> list[ir.Node]:
 
 def _is_plain(node: ir.Node) -> bool:
     """Whether nothing but the normalised last axis is asked for."""
-    x = node.inputs[0]
-    last = -1 if x is None or x.shape is None else len(x.shape) - 1
     only = not any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
-    return only and node.attributes.get_int("axis", -1) in {-1, last}
+    return only and is_over_last_axis(node)
 
 
 def _decompose(edit: Editor) -> None:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from alula.graphs.passes.blocks import Floats, Grid, Zeros, grid_of
+from alula.graphs.passes.casts import FP32
 from alula.graphs.passes.choice import reaches_output
 from alula.graphs.passes.edit import Editor, is_constant
 from alula.graphs.passes.layers import is_convolution, layers_of, weight_of
 from alula.graphs.passes.quantize import lazy
-
-FP32 = ir.DataType.FLOAT
 
 _OPSET = 21
 _TYPES = {
@@ -47,6 +46,10 @@ class Packing:
     zeros: Zeros = "none"
     tables: bool = True
     half_scales: bool = False
+
+    def block_of(self, rows: int) -> int:
+        """How many rows have a scale together; 0 where none of the blocks divides them."""
+        return next((block for block in self.blocks if rows % block == 0), 0)
 
     def last(self) -> Packing:
         """What the last linear has: half of all that is lost in eight bits, if its columns have one scale each."""
@@ -100,7 +103,7 @@ def _pack_linear(node: ir.Node, packing: Packing) -> None:
     old, tensor = node.inputs[1], weight_of(node)
     assert old is not None
     rows, columns = tensor.shape.numpy()
-    block = next((each for each in packing.blocks if rows % each == 0), 0)
+    block = packing.block_of(rows)
     if not block:
         packing = packing.by_column()
     stored = _Stored(name=str(old.name), packing=packing, block=block or rows, read=tensor.numpy)
@@ -229,7 +232,7 @@ def _pack_table(table: ir.Value, packing: Packing) -> None:
     rows, width = tensor.shape.numpy()
     name, headed = str(table.name), any(node.op_type == "Transpose" for node, _ in users)
     last = packing.last()
-    block = next((each for each in last.blocks if headed and width % each == 0), width)
+    block = (headed and last.block_of(width)) or width
     turned = _Stored(name=name, packing=last, block=block, read=lambda: tensor.numpy().T)
 
     def by_row() -> NDArray[np.int8]:

@@ -6,18 +6,15 @@ import ml_dtypes
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
+from alula.core.decoding import is_alone
+from alula.graphs.passes.casts import BF16, FP32
+from alula.graphs.passes.choice import table_of
 from alula.graphs.passes.edit import Editor, is_constant, weight
-
-FP32, BF16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
-
-_OWN = frozenset({"input_ids", "position_ids", "attention_mask", "answers"})
 
 
 def is_paged(model: ir.Model) -> bool:
-    """Whether a graph takes a past of its own, and looks at nothing of an encoder besides."""
-    names = {str(value.name) for value in model.graph.inputs}
-    past = {name for name in names if name.startswith("past.")}
-    return bool(past) and names - past == _OWN
+    """Whether OpenVINO keeps the cache of this graph in pages."""
+    return is_alone(str(value.name) for value in model.graph.inputs)
 
 
 class UnlessPaged(InPlacePass):
@@ -59,10 +56,8 @@ def _multiplied(model: ir.Model) -> list[ir.Value]:
     for node in model.graph:
         if node.op_type != "MatMul":
             continue
-        factor = node.inputs[1]
-        before = factor.producer() if factor is not None else None
-        if before is not None and before.op_type == "Transpose":
-            factor = before.inputs[0]
+        table = table_of(node)
+        factor = node.inputs[1] if table is None else table
         if factor is not None and is_constant(factor) and factor.dtype == FP32:
             found[factor] = None
     return list(found)

@@ -6,10 +6,10 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.edit import Editor
+from alula.graphs.passes.casts import BF16, FP16, FP32
+from alula.graphs.passes.edit import Editor, is_over_last_axis
 
-FP32 = ir.DataType.FLOAT
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_HALVES = frozenset({FP16, BF16})
 
 
 class DecomposeRms(InPlacePass):
@@ -23,9 +23,8 @@ class DecomposeRms(InPlacePass):
         if any(node.inputs[0] is None or node.inputs[0].dtype is None for node in _norms(model)):
             ShapeInferencePass()(model)
         for node in _norms(model):
-            x, axis = node.inputs[0], node.attributes.get_int("axis", -1)
-            last = -1 if x is None or x.shape is None else len(x.shape) - 1
-            if axis not in {-1, last}:
+            if not is_over_last_axis(node):
+                axis = node.attributes.get_int("axis", -1)
                 raise PreconditionError(f"{node.name}: RMSNormalization from axis {axis} on is not supported")
             if node.attributes.get_int("stash_type", int(FP32)) != FP32:
                 raise PreconditionError(f"{node.name}: RMSNormalization in other than fp32 is not supported")
