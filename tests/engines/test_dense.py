@@ -22,6 +22,7 @@ from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
 from alula.engines import cache_cost
+from alula.engines import dense as dense_module
 from alula.engines.dense import Dense, Loaded
 
 ROOM = Room(sequences=8, blocks=64, block_tokens=4)
@@ -54,8 +55,10 @@ class Watched:
         return [(rows, tokens, past) for rows, tokens, past in shapes]
 
 
-def opened(room: Room = ROOM, tuned: tuple[Profile, ...] = (), **axes: Range) -> tuple[Dense, Watched]:
-    part = parts(axes=axes)["decoder"]
+def opened(
+    room: Room = ROOM, tuned: tuple[Profile, ...] = (), *, grows: bool = True, **axes: Range
+) -> tuple[Dense, Watched]:
+    part = parts(grows=grows, axes=axes)["decoder"]
     watched = Watched(part.session)
     return Dense(
         {"decoder": Loaded(session=watched, profile=replace(part.profile, tuned=tuned))}, room
@@ -106,6 +109,22 @@ def test_what_a_call_gives_is_what_the_next_one_takes() -> None:
     assert watched.seen[-1]["past.0.key"] is watched.gave[-2]["present.0.key"]
     # The longest has left, and its padding with it.
     assert watched.shapes()[3:] == [(3, 1, 5), (3, 1, 6), (3, 1, 7), (3, 1, 8), (2, 1, 7), (2, 1, 8)]
+
+
+def test_a_past_that_comes_back_as_wide_is_doubled_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a step has the sizes of the one before, and rows are copied once in a while alone."""
+    monkeypatch.setattr(dense_module, "NARROWEST", 4)
+    dense, watched = opened(grows=False, past=Range(1, 8, 40), total=Range(2, 12, 88))
+    prompt(dense, 3, 6)
+    logits = [run(dense, {0: [4], 1: [4]}) for _ in range(11)]
+    widths = [past for _, _, past in watched.shapes()]
+    assert widths == [4, 8, *[8] * 2, *[16] * 8, 32]
+    assert np.allclose(logits[-1][0], whole([1] * 3 + [4] * 11), atol=1e-5)
+    assert np.allclose(logits[-1][1], whole([2] * 6 + [4] * 11), atol=1e-5)
+    run(dense, {1: [5] * 23})
+    assert watched.shapes() == [(1, 23, 40)]
+    with pytest.raises(RunError, match="sequence 1 would hold 41 tokens; the decoder takes 40 at most"):
+        run(dense, {1: [5]})
 
 
 def test_those_who_come_back_under_their_old_numbers_share_a_call_again() -> None:

@@ -40,7 +40,12 @@ class FakeCudart:
     """The calls of `cuda.bindings.runtime` that this package makes."""
 
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)  # noqa: N815
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)  # noqa: N815
+    cudaMemcpyKind = SimpleNamespace(  # noqa: N815
+        cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3
+    )
+    cudaMemcpy3DParms = SimpleNamespace  # noqa: N815
+    make_cudaExtent = make_cudaPos = staticmethod(lambda *sizes: sizes)  # noqa: N815
+    make_cudaPitchedPtr = staticmethod(lambda address, pitch, width, rows: (address, pitch, rows))  # noqa: N815
 
     def __init__(self, memory: int = GIB) -> None:
         self.memory = memory
@@ -109,6 +114,33 @@ class FakeCudart:
     ) -> tuple[Code]:
         self.queue(stream, lambda: ctypes.memmove(to, source, size))
         return (OK,)
+
+    def cudaMemsetAsync(self, to: int, value: int, size: int, stream: int) -> tuple[Code]:  # noqa: N802
+        self.queue(stream, lambda: ctypes.memset(to, value, size))
+        return (OK,)
+
+    def cudaMemcpy3DAsync(self, asked: SimpleNamespace, stream: int) -> tuple[Code]:  # noqa: N802
+        size, rows, slices = asked.extent
+        ends = ((asked.dstPtr, asked.dstPos), (asked.srcPtr, asked.srcPos))
+
+        def place(end: Any, slice_: int, row: int) -> int:
+            (address, pitch, height), (byte, first, _) = end
+            assert byte + size <= pitch, "beyond the end of a row"
+            assert first + rows <= height, "beyond the end of a slice"
+            return int(address + ((slice_ * height) + first + row) * pitch + byte)
+
+        def copy() -> None:
+            for slice_ in range(slices):
+                for row in range(rows):
+                    to, source = (place(end, slice_, row) for end in ends)
+                    ctypes.memmove(to, source, size)
+
+        self.queue(stream, copy)
+        return (OK,)
+
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in memory that was asked for."""
+        return any(start <= address < start + len(block) for start, block in self.device.items())
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Code]:  # noqa: N802
         if stream in self.captured:
@@ -228,7 +260,7 @@ class FakeContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         cudart, shapes, addresses = self.engine.cudart, dict(self.shapes), dict(self.addresses)
-        ready = self.device_memory in cudart.device and all(a in cudart.device for a in addresses.values())
+        ready = self.device_memory in cudart.device and all(map(cudart.holds, addresses.values()))
         if stream in cudart.captured and self.settled != shapes:
             return False
         self.settled = shapes
@@ -247,7 +279,7 @@ class FakeContext:
         addresses: dict[str, int],
     ) -> None:
         engine = self.engine
-        if any(address not in engine.cudart.device for address in addresses.values()):
+        if not all(map(engine.cudart.holds, addresses.values())):
             engine.cudart.lost = ILLEGAL
             return
         specs = {spec.name: spec for spec in engine.engine.inputs}

@@ -24,6 +24,8 @@ AXES: Mapping[str, Range] = {
     "total": Range(1, 12, 48),
     "answers": Range(1, 1, 48),
 }
+IN_PLACE: Mapping[str, Range] = {"past": Range(1, 8, 48), "total": Range(2, 12, 96)}
+"""Of a past that comes back as wide as it was: the new tokens lie beside all that it may hold."""
 SOURCE = Range(1, 4, 24)
 
 Floats = NDArray[np.floating[Any]]
@@ -85,6 +87,7 @@ def decode(feeds: Feeds) -> Feeds:
         for what, each in zip(("key", "value"), new, strict=True)
     )
     total, length = mask.shape[1], ids.shape[1]
+    assert total == key.shape[2], "the mask is not as wide as what is seen"
     before = np.arange(total) <= np.arange(total - length, total)[:, None]
     x = x + _attend(_heads(x @ _QUERY), key, value, mask[:, None] & before)
     if "cross.0.key" in given:
@@ -93,6 +96,15 @@ def decode(feeds: Feeds) -> Feeds:
     logits = (x @ _HEAD)[:, given["answers"]]
     made = {"logits": logits, "present.0.key": key, "present.0.value": value}
     return {name: array.astype(np.float32) for name, array in made.items()}
+
+
+def decode_in_place(feeds: Feeds) -> Feeds:
+    """The same, with a past that comes back as wide as it was."""
+    width = feeds["past.0.key"].shape[2]
+    return {
+        name: given[:, :, given.shape[2] - width :] if name.startswith("present.") else given
+        for name, given in decode(feeds).items()
+    }
 
 
 def encode(feeds: Feeds) -> Feeds:
@@ -113,12 +125,15 @@ def cross(feeds: Feeds) -> Feeds:
     }
 
 
-def parts(*, reads: bool = False, axes: Mapping[str, Range] = AXES) -> dict[str, Loaded]:
+def parts(
+    *, reads: bool = False, grows: bool = True, axes: Mapping[str, Range] | None = None
+) -> dict[str, Loaded]:
     """The parts as sessions, with an encoder where it `reads`; `axes` are sizes other than the usual ones."""
-    sizes = {**AXES, "source": SOURCE, **axes}
+    sizes = {**AXES, **({} if grows else IN_PLACE), "source": SOURCE, **(axes or {})}
     looks = (_SEEN, *_pair("cross", "source")) if reads else ()
     inputs = (*_OWN, *looks, *_pair("past", "past"))
-    made = {"decoder": loaded(inputs, (_LOGITS, *_pair("present", "total")), Profile(sizes), decode)}
+    outputs = (_LOGITS, *_pair("present", "total" if grows else "past"))
+    made = {"decoder": loaded(inputs, outputs, Profile(sizes), decode if grows else decode_in_place)}
     if reads:
         made["encoder"] = loaded(_READS, (_STATES,), Profile(sizes), encode)
         made["cross"] = loaded((_STATES,), _pair("cross", "source"), Profile(sizes), cross)

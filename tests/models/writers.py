@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,35 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny_writers
+from fake_gpu import FakeCudart
+from gpus import pretended
 from numpy.typing import NDArray
 
 from alula.core.decoding import NOTHING_GIVEN, Decoding, Room
 from alula.core.engine import Engine, Plan, Session
-from alula.core.profile import Profile
+from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds
 from alula.engines import backend, open_decoding
-from alula.engines.dense import Dense
+from alula.engines.dense import Dense, Loaded
 from alula.graphs import passes_for, rewrite, save
 
 Floats = NDArray[np.float32]
 
+SIZES = {**tiny_writers.AXES, "source": tiny_writers.SOURCE}
+IN_PLACE_SIZES = {**SIZES, **tiny_writers.IN_PLACE}
+
 KINDS = (
     "function",
     "function with an encoder",
+    "function in place",
+    "function in place with an encoder",
     "llama on onnxruntime",
     "llama on openvino",
     "llama on openvino",
     "t5 on onnxruntime",
     "t5 on openvino",
+    "llama on a pretended GPU",
+    "t5 on a pretended GPU",
 )
 
 
@@ -80,19 +90,24 @@ class Writer:
 
 def writer(kind: str, folder: Path) -> Writer:
     if kind.startswith("function"):
-        reads = kind.endswith("encoder")
+        reads, grows = kind.endswith("encoder"), "in place" not in kind
         return Writer(
-            open=lambda room: Dense(tiny_writers.parts(reads=reads), room),
+            open=lambda room: Dense(tiny_writers.parts(reads=reads, grows=grows), room),
             parts={name: part.session for name, part in tiny_writers.parts(reads=reads).items()},
             vocabulary=tiny_writers.VOCABULARY,
         )
     family, _, name = kind.partition(" on ")
     graphs, vocabulary = (_llama if family == "llama" else _t5)(folder / "checkpoint")
-    engines = compiled(graphs, name, folder)
+    if name == "a pretended GPU":
+        engines = written(graphs, "tensorrt", folder, IN_PLACE_SIZES, opset=17)
+        open_with: Callable[[Room], Decoding] = partial(_on_a_pretended_gpu, engines)
+    else:
+        engines = compiled(graphs, name, folder)
+        open_with = partial(open_decoding, engines, threads=1)
     plain = compiled(graphs, "onnxruntime", folder / "plain")
 
     return Writer(
-        open=lambda room: open_decoding(engines, room, threads=1),
+        open=open_with,
         parts={each: backend("onnxruntime").open(engine, threads=1) for each, engine in plain.items()},
         vocabulary=vocabulary,
     )
@@ -100,16 +115,41 @@ def writer(kind: str, folder: Path) -> Writer:
 
 def compiled(graphs: Mapping[str, ir.Model], name: str, folder: Path) -> dict[str, Engine]:
     """An engine of every part, for the sizes of `tiny_writers`."""
+    return {
+        part: backend(name).compile(each.graph, each.plan, each.path)
+        for part, each in written(graphs, name, folder, SIZES).items()
+    }
+
+
+def written(
+    graphs: Mapping[str, ir.Model],
+    name: str,
+    folder: Path,
+    sizes: Mapping[str, Range],
+    opset: int | None = None,
+) -> dict[str, Engine]:
+    """What there is of an engine of every part before it is compiled."""
     folder.mkdir(parents=True, exist_ok=True)
     engines = {}
     for part, model in graphs.items():
-        changed = rewrite(model.clone(), passes_for(name, "fp32"))
+        changed = rewrite(model.clone(), passes_for(name, "fp32", opset))
         graph = save(changed, folder / f"{part}.onnx", "fp32")
         axes = {dim for spec in graph.inputs for dim in spec.shape if isinstance(dim, str)}
-        sizes = {**tiny_writers.AXES, "source": tiny_writers.SOURCE}
         plan = Plan(profile=Profile({axis: sizes[axis] for axis in axes}))
-        engines[part] = backend(name).compile(graph, plan, folder / f"{part}.engine")
+        path = folder / f"{part}.engine"
+        engines[part] = Engine(backend=name, target="", path=path, graph=graph, plan=plan)
     return engines
+
+
+def _on_a_pretended_gpu(engines: Mapping[str, Engine], room: Room) -> Dense:
+    cudart = FakeCudart()
+    parts = {
+        name: Loaded(
+            session=pretended(engine.graph, engine.plan, engine.path, cudart), profile=engine.plan.profile
+        )
+        for name, engine in engines.items()
+    }
+    return Dense(parts, room)
 
 
 def _llama(folder: Path) -> tuple[dict[str, ir.Model], int]:

@@ -48,6 +48,17 @@ class Buffer:
     size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Rows of bytes on the GPU, in slices of so many rows, and the byte and the row in each where a block begins."""
+
+    address: int
+    row_bytes: int
+    rows: int
+    byte: int
+    row: int
+
+
 class Cuda:
     """The calls that engines need. A call that fails raises, so nothing returns a code.
 
@@ -100,6 +111,22 @@ class Cuda:
     def copy_out(self, host: Buffer, device: Buffer, size: int, stream: int) -> None:
         """Queue a copy into the host's memory."""
         self._copy(host, device, size, _TO_HOST, stream)
+
+    def copy_block(self, to: Rows, source: Rows, size: tuple[int, int, int], stream: int) -> None:
+        """Queue a copy on the GPU of so many bytes of so many rows of so many slices."""
+        asked = self._rt.cudaMemcpy3DParms()
+        asked.kind = self._rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        asked.extent = self._rt.make_cudaExtent(*size)
+        asked.srcPtr, asked.dstPtr = (
+            self._rt.make_cudaPitchedPtr(each.address, each.row_bytes, each.row_bytes, each.rows)
+            for each in (source, to)
+        )
+        asked.srcPos, asked.dstPos = (self._rt.make_cudaPos(each.byte, each.row, 0) for each in (source, to))
+        self._call("cudaMemcpy3DAsync", asked, stream)
+
+    def clear(self, buffer: Buffer, stream: int) -> None:
+        """Queue zeros for all of a buffer."""
+        self._call("cudaMemsetAsync", buffer.address, 0, buffer.size, stream)
 
     def synchronize(self, stream: int) -> None:
         """Wait until all that was queued is done; an error of it shows here."""

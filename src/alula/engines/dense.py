@@ -17,10 +17,14 @@ from alula.core.engine import Engine, Session
 from alula.core.errors import InputError, RunError
 from alula.core.profile import Profile
 from alula.core.tensor import Array, Feeds, TensorSpec
+from alula.engines.caches import caches_of, grows, pasts, present
 from alula.engines.rows import Ints, Rows, partition, side_by_side
 
 DECODER, ENCODER, CROSS = "decoder", "encoder", "cross"
 PARTS = ({DECODER}, {ENCODER, CROSS, DECODER})
+
+NARROWEST = 64
+"""Places of a cache that comes back as wide as it went in; it is doubled when it is full, so that widths repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +45,12 @@ class Dense:
         self._parts = dict(parts)
         self._decoder = parts[DECODER]
         inputs, outputs = self._decoder.session.inputs, self._decoder.session.outputs
-        self._past = _caches(inputs, "past")
-        self._cross = _caches(inputs, CROSS)
-        self._names = {spec.name for spec in inputs}
+        past, self._cross = _checked(inputs, "past"), _checked(inputs, CROSS)
         self.vocabulary = _vocabulary(outputs)
         given = {spec.name for spec in outputs}
-        if lacking := [spec.name for spec in self._past if _present(spec.name) not in given]:
-            raise InputError(f"the decoder takes {lacking[0]!r} and gives no {_present(lacking[0])!r}")
+        if lacking := [spec.name for spec in past if present(spec.name) not in given]:
+            raise InputError(f"the decoder takes {lacking[0]!r} and gives no {present(lacking[0])!r}")
+        self._caches, self._grows = caches_of(self._decoder.session), grows(outputs)
         self._where: dict[int, Rows] = {}
         self._lost: set[int] = set()
         self._together: frozenset[int] = frozenset()
@@ -66,7 +69,8 @@ class Dense:
             sources=(source,),
             width=0,
             source=source,
-            past={spec.name: _nothing(spec) for spec in self._past},
+            count=1,
+            past=self._caches.empty(),
             cross=cross,
         )
 
@@ -142,7 +146,7 @@ class Dense:
                 f"the step takes {blocks} blocks of the cache; there is room for {self.room.blocks}"
             )
         longest = max(new, key=tokens.__getitem__, default=None)
-        most = self._decoder.profile.axes["total"].max
+        most = self._decoder.profile.axes["total" if self._grows else "past"].max
         if longest is not None and tokens[longest] > most:
             raise RunError(
                 f"sequence {longest} would hold {tokens[longest]} tokens; the decoder takes {most} at most"
@@ -196,14 +200,14 @@ class Dense:
         return logits
 
     def _call(self, rows: Rows, tokens: Ints) -> Logits:
-        feeds: dict[str, Array] = {**rows.feeds(tokens), **rows.past, **rows.cross}
-        feeds["answers"] = np.array([tokens.shape[1] - 1])
+        new = tokens.shape[1]
+        feeds: dict[str, Array] = {**rows.feeds(tokens), "answers": np.array([new - 1])}
         if self._cross:
             feeds["encoder_attention_mask"] = rows.source_mask()
-        given = self._decoder.session.run({name: feeds[name] for name in self._names})
-        grown = rows.grown(tokens.shape[1], {spec.name: given[_present(spec.name)] for spec in self._past})
+        given, past = self._caches.run(feeds, rows.past, rows.cross)
+        grown = rows.grown(new, past, rows.width + new * self._grows)
         self._where.update(dict.fromkeys(rows.members, grown))
-        logits: Logits = np.asarray(given["logits"][: len(tokens), -1], np.float32)
+        logits: Logits = np.asarray(given[: len(tokens), -1], np.float32)
         return logits
 
     def _placed(self, members: tuple[int, ...], left: int) -> tuple[int, Rows]:
@@ -211,7 +215,8 @@ class Dense:
         rows = self._where[members[0]]
         length = max(self._length(each) for each in members)
         source = max(self._where[each].source_of(each) for each in members)
-        if self._are(rows, members) and self._takes(rows.count, left, rows.width, rows.source):
+        holds = self._grows or length + left <= rows.width
+        if holds and self._are(rows, members) and self._takes(rows.count, left, rows.width, rows.source):
             return left, rows
         most = self._decoder.profile.most("length", {})
         for new in dict.fromkeys((left, min(left, most), 1)):
@@ -219,7 +224,8 @@ class Dense:
             if sizes is not None:
                 picks = [(self._where[each], each) for each in members]
                 wide = sizes.get("source", 0)
-                return new, side_by_side(picks, width=sizes["past"], source=wide, count=sizes["batch"])
+                width, count = sizes["past"], sizes["batch"]
+                return new, side_by_side(self._caches, picks, width=width, source=wide, count=count)
         raise RunError(
             f"{len(members)} sequences with up to {length} tokens in the cache: not taken by the decoder, "
             f"which was built for {self._decoder.profile}"
@@ -231,8 +237,9 @@ class Dense:
             left = [each for each in rows.members if self._where.get(each) is rows]
             if len(left) < len(rows.members):
                 width, source = max(map(rows.length_of, left)), max(map(rows.source_of, left))
+                width = width if self._grows else rows.width
                 picks = [(rows, each) for each in left]
-                kept = side_by_side(picks, width=width, source=source, count=len(left))
+                kept = side_by_side(self._caches, picks, width=width, source=source, count=len(left))
                 self._where.update(dict.fromkeys(left, kept))
 
     def _lose(self, sequences: Sequence[int]) -> None:
@@ -249,8 +256,16 @@ class Dense:
 
     def _most_rows(self, length: int, new: int) -> int:
         """How many rows a call may have; with 1 it is known before it runs what is not taken."""
-        sizes = self._sizes(None, min(new, self._decoder.profile.most("length", {})), length, None)
+        new = min(new, self._decoder.profile.most("length", {}))
+        sizes = self._sizes(None, new, self._width(length, new), None)
         return max(1, self._decoder.profile.most("batch", sizes))
+
+    def _width(self, length: int, new: int) -> int:
+        """The places of a past that a call takes and has room in; the next ones repeat it where it does not grow."""
+        if self._grows:
+            return length
+        most = self._decoder.profile.axes["past"].max
+        return max(min(_doubled(length + new), most), length + new)
 
     def _takes(self, rows: int, new: int, width: int, source: int) -> bool:
         return self._decoder.profile.takes(self._sizes(rows, new, width, source))
@@ -260,7 +275,7 @@ class Dense:
         found = []
         for part in self._decoder.profile.parts:
             axes = part.axes
-            width = max(length, axes["past"].min, axes["total"].min - new)
+            width = max(self._width(length, new), axes["past"].min, axes["total"].min - new)
             wide = max(source, axes["source"].min) if self._cross else 0
             sizes = self._sizes(max(rows, axes["batch"].min), new, width, wide)
             if part.takes(sizes):
@@ -282,7 +297,7 @@ def cost(engines: Mapping[str, Engine]) -> Cost:
     source is reckoned as long as the engine takes it.
     """
     decoder = engines[DECODER]
-    past, cross = _caches(decoder.inputs, "past"), _caches(decoder.inputs, CROSS)
+    past, cross = pasts(decoder.inputs), _checked(decoder.inputs, CROSS)
     longest = decoder.plan.profile.axes["source"].max if cross else 0
     return Cost(
         token_bytes=2 * sum(_bytes(spec, 1) for spec in past),
@@ -295,7 +310,7 @@ def _bytes(spec: TensorSpec, places: int) -> int:
     return prod(spec.sized({"batch": 1, "past": places, "source": places})) * np.dtype(spec.dtype).itemsize
 
 
-def _caches(inputs: Sequence[TensorSpec], kind: str) -> tuple[TensorSpec, ...]:
+def _checked(inputs: Sequence[TensorSpec], kind: str) -> tuple[TensorSpec, ...]:
     """The inputs that are keys and values of one kind."""
     axis = {"past": "past", CROSS: "source"}[kind]
     found = tuple(spec for spec in inputs if spec.name.startswith(f"{kind}."))
@@ -316,12 +331,9 @@ def _vocabulary(outputs: Sequence[TensorSpec]) -> int:
     return found.shape[-1]
 
 
-def _present(name: str) -> str:
-    return name.replace("past", "present", 1)
-
-
-def _nothing(spec: TensorSpec) -> Array:
-    return np.empty(spec.sized({"batch": 1, "past": 0}), spec.dtype)
+def _doubled(places: int) -> int:
+    """The width that holds so many, `NARROWEST` or that doubled several times."""
+    return NARROWEST * (1 << max(0, (places - 1) // NARROWEST).bit_length())
 
 
 def _at_least(array: Array, sizes: Mapping[str, int]) -> Array:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from alula.core.tensor import Feeds
+from alula.engines.caches import Caches, Held, Past, stacked
 
-Cache: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -20,7 +20,7 @@ class Rows:
     """What a decoder holds of some sequences: arrays [row, head, place, feature], one row for each member.
 
     `past` is padded on the left to `width` places, `cross` on the right to `source`; `lengths` and `sources` say how
-    many of them a row has itself. Rows behind the last member repeat the first one.
+    many of them a row has itself. Of `count` rows those behind the last member repeat the first one.
     """
 
     members: tuple[int, ...]
@@ -28,13 +28,9 @@ class Rows:
     sources: tuple[int, ...]
     width: int
     source: int
-    past: Feeds
+    count: int
+    past: Past
     cross: Feeds
-
-    @property
-    def count(self) -> int:
-        """How many rows the arrays have."""
-        return len(next(iter(self.past.values())))
 
     def length_of(self, member: int) -> int:
         """How many tokens the cache has of a member."""
@@ -63,59 +59,35 @@ class Rows:
         """1 where the sources have tokens."""
         return (np.arange(self.source) < _filled(self.sources, self.count)[:, None]).astype(np.int64)
 
-    def grown(self, new: int, past: Mapping[str, Cache]) -> Rows:
+    def grown(self, new: int, past: Past, width: int) -> Rows:
         """The rows with so many tokens more in each, as the decoder gave them back."""
-        return Rows(
-            members=self.members,
-            lengths=tuple(length + new for length in self.lengths),
-            sources=self.sources,
-            width=self.width + new,
-            source=self.source,
-            past=past,
-            cross=self.cross,
-        )
+        lengths = tuple(length + new for length in self.lengths)
+        return replace(self, lengths=lengths, width=width, past=past)
 
 
-def side_by_side(picks: Sequence[tuple[Rows, int]], *, width: int, source: int, count: int) -> Rows:
-    """Members of other rows, copied next to each other; the padding is zeros, whatever lay there before.
-
-    Hidden keys and values are multiplied by nothing, and nothing times NaN would still be NaN.
-    """
+def side_by_side(
+    caches: Caches, picks: Sequence[tuple[Rows, int]], *, width: int, source: int, count: int
+) -> Rows:
+    """Members of other rows, copied next to each other."""
     places = [(rows, rows.members.index(member)) for rows, member in picks]
     lengths = tuple(rows.lengths[at] for rows, at in places)
     sources = tuple(rows.sources[at] for rows, at in places)
-
-    def made(arrays: Callable[[Rows], Feeds], sizes: tuple[int, ...], size: int, *, right: bool) -> Feeds:
-        return {
-            name: _stacked([arrays(rows)[name][at] for rows, at in places], sizes, (count, size), right=right)
-            for name in arrays(places[0][0])
-        }
-
+    held = [Held(past=rows.past, row=at, length=rows.lengths[at]) for rows, at in places]
     return Rows(
         members=tuple(member for _, member in picks),
         lengths=lengths,
         sources=sources,
         width=width,
         source=source,
-        past=made(lambda rows: rows.past, lengths, width, right=True),
-        cross=made(lambda rows: rows.cross, sources, source, right=False),
+        count=count,
+        past=caches.stacked(held, width=width, count=count),
+        cross={
+            name: stacked(
+                [rows.cross[name][at] for rows, at in places], sources, (count, source), right=False
+            )
+            for name in places[0][0].cross
+        },
     )
-
-
-def _stacked(held: Sequence[Cache], sizes: Sequence[int], shape: tuple[int, int], *, right: bool) -> Cache:
-    """Arrays [head, place, feature] of so many places that count, at their right or left end, as one."""
-    count, width = shape
-    heads, _, features = held[0].shape
-    stacked = np.empty((count, heads, width, features), held[0].dtype)
-    for row, array, size in zip(stacked, held, sizes, strict=False):
-        if right:
-            row[:, : width - size] = 0
-            row[:, width - size :] = array[:, array.shape[1] - size :]
-        else:
-            row[:, :size] = array[:, :size]
-            row[:, size:] = 0
-    stacked[len(held) :] = stacked[0]
-    return stacked
 
 
 def _filled(sizes: Sequence[int], count: int) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,28 +54,44 @@ class TorchWriter:
         self._model: torch.nn.Module | None = model
         self._reads_source = spec.reads_source
 
-    def read(self, tokens: Ints, source: Ints | None = None) -> Logits:
-        """Logits behind every token, [rows, length, vocabulary], all in one call and without any cache."""
+    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+        """Logits behind every token, or so many `last` ones, [rows, length, vocabulary], in one call without a cache."""
         name = "decoder_input_ids" if self._reads_source else "input_ids"
         given = {name: torch.from_numpy(tokens.copy()), "use_cache": False, **self._given(source)}
-        logits: Logits = self._answer(given).logits.float().numpy()
+        logits: Logits = self._answer({**given, **self._kept(last)}).logits[:, -last:].float().numpy()
         return logits
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None) -> Ints:
-        """So many tokens behind each prompt, the best each time."""
-        given = self._given(source)
-        tokens, past, found = torch.from_numpy(prompt.copy()), None, []
-        name = "decoder_input_ids" if self._reads_source else "input_ids"
-        cache = _cache(self._alive())
-        for _ in range(count):
-            answer = self._answer({name: tokens, cache: past, "use_cache": True, **given})
-            past, tokens = getattr(answer, cache), answer.logits[:, -1:].argmax(-1)
-            found.append(tokens.numpy())
+    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+        """So many tokens behind each prompt, the best each time; fewer where every row has come to one that `ends` it.
+
+        Ids below 0 in front of a prompt are none.
+        """
+        answers = self.begin(prompt, source)
+        found = [answers.best]
+        while len(found) < count and not np.isin(np.concatenate(found, 1), list(ends)).any(1).all():
+            found.append(answers.step())
         return np.concatenate(found, axis=1)
+
+    def begin(self, prompt: Ints, source: Ints | None = None) -> Answers:
+        """Read prompts, to go on by a token of each."""
+        return Answers(self, prompt, self._given(source))
 
     def close(self) -> None:
         """Release the model."""
         self._model = None
+
+    def step(self, tokens: torch.Tensor, past: Any, given: Mapping[str, Any]) -> tuple[Any, Ints]:
+        """Run tokens behind what is in a cache; the cache with them in it, and the best token behind each row."""
+        name = "decoder_input_ids" if self._reads_source else "input_ids"
+        cache = _cache(self._alive())
+        answer = self._answer({name: tokens, cache: past, "use_cache": True, **given, **self._kept(1)})
+        best: Ints = answer.logits[:, -1:].argmax(-1).numpy()
+        return getattr(answer, cache), best
+
+    def _kept(self, last: int) -> dict[str, int]:
+        """To have no more logits made than are wanted, where a model knows how."""
+        known = "logits_to_keep" in inspect.signature(self._alive().forward).parameters
+        return {"logits_to_keep": last} if last and known else {}
 
     def _given(self, source: Ints | None) -> dict[str, Any]:
         """What an encoder makes of a source, made once; ids below 0 are none."""
@@ -98,6 +114,30 @@ class TorchWriter:
         if self._model is None:
             raise RunError("session is closed")
         return self._model
+
+
+class Answers:
+    """Rows that are gone on with by the best token of each; `best` is what comes behind all that was run."""
+
+    def __init__(self, writer: TorchWriter, prompt: Ints, given: Mapping[str, Any]) -> None:
+        self._writer, self._given = writer, given
+        mask = (prompt >= 0).astype(np.int64)
+        # What stands before a shorter prompt is hidden, and its tokens are counted from where it begins.
+        self._mask = None if mask.all() else torch.from_numpy(mask)
+        self._past, self.best = writer.step(torch.from_numpy(prompt * mask), None, self._all())
+
+    def step(self) -> Ints:
+        """Run the best token of each row; the next ones."""
+        if self._mask is not None:
+            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        self._past, self.best = self._writer.step(torch.from_numpy(self.best), self._past, self._all(new=1))
+        return self.best
+
+    def _all(self, new: int = 0) -> Mapping[str, Any]:
+        if self._mask is None:
+            return self._given
+        positions = (self._mask.cumsum(1) - 1).clamp(min=0)
+        return {**self._given, "attention_mask": self._mask, "position_ids": positions[:, -new:]}
 
 
 def _cache(model: torch.nn.Module) -> str:

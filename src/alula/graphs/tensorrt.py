@@ -11,6 +11,7 @@ from alula.graphs.passes.attention import DecomposeAttention, head_size
 from alula.graphs.passes.choice import FUSED, REGION, WHOLE_ATTENTION, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
+from alula.graphs.passes.keep_width import KeepWidth
 from alula.graphs.passes.norms import DecomposeNorms
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.precision import ToBfloat16, ToFloat16
@@ -47,6 +48,7 @@ def tensorrt_passes(
     passes: list[Pass] = [
         ClearMetadataAndDocStringPass(),
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        KeepWidth(),
         FoldAffine(),
     ]
     if not whole:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +32,11 @@ DTYPES: Mapping[str, str] = {
     "BOOL": "bool",
 }
 
+
+Ends: TypeAlias = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
+"""What an engine takes, and what it gives."""
+
+NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 MOST_GRAPHS = 64
 """Graphs that one lane keeps; beyond, the one longest unused goes."""
@@ -90,6 +96,7 @@ class Seen:
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
     arrays: Mapping[str, Array]
+    elsewhere: Mapping[str, int]
     runs: int = 0
 
 
@@ -104,19 +111,25 @@ class Call:
 
 
 class Lane:
-    """One request at a time. Inputs go into page-locked memory; copies and layers are queued on one stream."""
+    """One request at a time. Inputs go into page-locked memory; copies and layers are queued on one stream.
+
+    Tensors that lie `elsewhere` on the GPU are neither copied nor given memory: a shape says where it has them.
+    """
 
     def __init__(
         self,
         loaded: Loaded,
         cuda: Cuda,
         profiles: Sequence[Profile],
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
+        ends: Ends,
+        elsewhere: Collection[str] = (),
     ) -> None:
+        inputs, outputs = ends
         self.graphs: OrderedDict[Key, int] = OrderedDict()
         self._loaded, self._cuda = loaded, cuda
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._copied_in = [spec.name for spec in inputs if spec.name not in elsewhere]
+        self._copied_out = [spec.name for spec in outputs if spec.name not in elsewhere]
         self._dtypes = {spec.name: loaded.dtype(spec.name) for spec in (*inputs, *outputs)}
         self._contexts: dict[int, Any] = {}
         self._at: dict[int, Key] = {}
@@ -125,7 +138,7 @@ class Lane:
         self._host: dict[str, Buffer] = {}
         self._device: dict[str, Buffer] = {}
         self._scratch = Buffer(0, 0)
-        self._stream = cuda.stream()
+        self.stream = cuda.stream()
         try:
             self._allocate(profiles)
         except BaseException:
@@ -136,7 +149,9 @@ class Lane:
         self._scratch = self._cuda.malloc(self._loaded.scratch_bytes())
         sizes: dict[str, int] = {}
         for index, profile in enumerate(profiles):
-            for name, shape in self._largest(index, profile).items():
+            largest = self._largest(index, profile)
+            for name in (*self._copied_in, *self._copied_out):
+                shape = largest[name]
                 wanted = int(np.prod(shape, dtype=np.int64)) * np.dtype(self._dtypes[name]).itemsize
                 sizes[name] = max(wanted, sizes.get(name, 0))
         for name, size in sizes.items():
@@ -169,9 +184,9 @@ class Lane:
                 context.set_device_memory(self._scratch.address, self._scratch.size)
             else:
                 context.device_memory = self._scratch.address
-            if not context.set_optimization_profile_async(profile, self._stream):
+            if not context.set_optimization_profile_async(profile, self.stream):
                 raise RunError(f"profile {profile} cannot be set: {self._loaded.reason()}")
-            self._cuda.synchronize(self._stream)
+            self._cuda.synchronize(self.stream)
             self._contexts[profile] = context
             if self._device:
                 self._bind(context)
@@ -196,15 +211,22 @@ class Lane:
             self._seen.move_to_end(at)
         return at in self._seen
 
-    def prepare(self, at: Key, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Know a shape: what the outputs' shapes are, and where all tensors lie in the host's memory."""
+    def prepare(
+        self,
+        at: Key,
+        profile: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        elsewhere: Mapping[str, int] = NOWHERE,
+    ) -> None:
+        """Know a shape: what the outputs' shapes are, where tensors lie in the host's memory, or else on the GPU."""
         self._at.pop(profile, None)
         found = self._reshape(profile, shapes)
-        self._at[profile] = at
-        arrays = {name: view(self._host[name], self._dtypes[name], shape) for name, shape in found.items()}
-        self._seen[at] = Seen(profile, found, arrays)
+        copied = (*self._copied_in, *self._copied_out)
+        arrays = {name: view(self._host[name], self._dtypes[name], found[name]) for name in copied}
+        self._seen[at] = Seen(profile, found, arrays, elsewhere)
+        self._place(at)
         while len(self._seen) > MOST_SHAPES:
-            self._forget(next(iter(self._seen)))
+            self.forget(next(iter(self._seen)))
 
     def fill(self, name: str, array: Array, at: Key) -> None:
         """Write an input into page-locked memory, padded to the shape: rows by the first row, all else by noughts."""
@@ -225,19 +247,27 @@ class Lane:
         """Queue copies in, layers, copies out; whether a captured graph did it."""
         if at in self.graphs:
             self.graphs.move_to_end(at)
-            self._cuda.launch(self.graphs[at], self._stream)
+            self._cuda.launch(self.graphs[at], self.stream)
             return True
         seen = self._seen[at]
         if self._at.get(seen.profile) != at:
             self._at.pop(seen.profile, None)
             self._reshape(seen.profile, {spec.name: seen.shapes[spec.name] for spec in self._inputs})
-            self._at[seen.profile] = at
+            self._place(at)
         self._enqueue(at)
         return False
 
+    def _place(self, at: Key) -> None:
+        """Tell the context where the shape that it was told has the tensors that lie elsewhere."""
+        seen = self._seen[at]
+        context = self._contexts[seen.profile]
+        for name, address in seen.elsewhere.items():
+            context.set_tensor_address(name, address)
+        self._at[seen.profile] = at
+
     def wait(self) -> None:
         """Until the request is done."""
-        self._cuda.synchronize(self._stream)
+        self._cuda.synchronize(self.stream)
 
     def output(self, name: str, at: Key) -> Array:
         """An output of the request that is done, in the lane's own memory."""
@@ -256,9 +286,9 @@ class Lane:
         context = self._contexts[self._seen[at].profile]
         can = getattr(context, "is_stream_capturable", None)
         try:
-            if can is not None and not can(self._stream):
+            if can is not None and not can(self.stream):
                 raise RunError("TensorRT says that it cannot be captured")  # noqa: TRY301 - one way out for both
-            self.graphs[at] = self._cuda.capture(self._stream, lambda: self._enqueue(at))
+            self.graphs[at] = self._cuda.capture(self.stream, lambda: self._enqueue(at))
         except RunError as error:
             if self._cuda.lost:
                 raise
@@ -267,7 +297,7 @@ class Lane:
             return 0, 0
         evicted = 0
         while len(self.graphs) > MOST_GRAPHS:
-            self._forget(next(iter(self.graphs)))
+            self.forget(next(iter(self.graphs)))
             evicted += 1
         return 1, evicted
 
@@ -284,21 +314,27 @@ class Lane:
             self._at.pop(self._seen[at].profile)
             del self._contexts[self._seen[at].profile]
 
-    def _forget(self, at: Key) -> None:
+    @property
+    def known(self) -> list[Key]:
+        """The shapes that were prepared, the one used longest ago first."""
+        return list(self._seen)
+
+    def forget(self, at: Key) -> None:
+        """Let a shape go, and its graph."""
         if at in self.graphs:
             self._cuda.destroy_graph(self.graphs.pop(at))
         self._seen.pop(at, None)
 
     def _enqueue(self, at: Key) -> None:
         seen = self._seen[at]
-        for spec in self._inputs:
-            size = self._bytes(spec.name, seen.shapes)
-            self._cuda.copy_in(self._device[spec.name], self._host[spec.name], size, self._stream)
-        if not self._contexts[seen.profile].execute_async_v3(self._stream):
+        for name in self._copied_in:
+            size = self._bytes(name, seen.shapes)
+            self._cuda.copy_in(self._device[name], self._host[name], size, self.stream)
+        if not self._contexts[seen.profile].execute_async_v3(self.stream):
             raise RunError(f"{self._loaded.name} failed: {self._loaded.reason()}")
-        for spec in self._outputs:
-            size = self._bytes(spec.name, seen.shapes)
-            self._cuda.copy_out(self._host[spec.name], self._device[spec.name], size, self._stream)
+        for name in self._copied_out:
+            size = self._bytes(name, seen.shapes)
+            self._cuda.copy_out(self._host[name], self._device[name], size, self.stream)
 
     def _bytes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(self._dtypes[name]).itemsize
@@ -306,7 +342,7 @@ class Lane:
     def close(self) -> None:
         """Release graphs, contexts and memory; what a lost GPU refuses is gone with the process."""
         with contextlib.suppress(RunError):
-            self._cuda.synchronize(self._stream)
+            self._cuda.synchronize(self.stream)
             for graph in self.graphs.values():
                 self._cuda.destroy_graph(graph)
             self.graphs.clear()
@@ -316,7 +352,7 @@ class Lane:
             for buffer in self._host.values():
                 self._cuda.free_pinned(buffer)
             self._device, self._host, self._scratch = {}, {}, Buffer(0, 0)
-            self._cuda.destroy_stream(self._stream)
+            self._cuda.destroy_stream(self.stream)
 
 
 def _lost(written: Array, array: Array) -> object:

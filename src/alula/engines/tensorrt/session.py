@@ -18,6 +18,7 @@ from alula.core.profile import admit, pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.core.timing import LayerTimes
 from alula.engines.cuda import Cuda, OutOfMemoryError
+from alula.engines.tensorrt.beds import Beds, keepable
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded
 from alula.engines.tensorrt.refusals import NO_REASON, one_line
@@ -85,7 +86,9 @@ class TensorRtSession:
         self._loaded: Loaded | None = loaded
         self._most = lanes
         self._flying: deque[Pending] = deque()
-        self._lanes = [self._new_lane(loaded)]
+        self._beds: Beds | None = None
+        # The buffers of a lane hold caches of the largest size too, which beds do without.
+        self._lanes = [] if self._keeps else [self._new_lane(loaded)]
         self._free = list(self._lanes)
 
     def run(self, feeds: Feeds) -> Feeds:
@@ -124,6 +127,17 @@ class TensorRtSession:
             self._flying = deque(each for each in self._flying if each.waiting)
             self._free.append(lane)
         return outputs
+
+    @property
+    def _keeps(self) -> bool:
+        return keepable(self.inputs, self.outputs)
+
+    def caches(self) -> Beds | None:
+        """Room on the GPU for the caches of a decoder; None for a graph that has none to keep."""
+        loaded = self._usable()
+        if self._beds is None and self._keeps:
+            self._beds = Beds(loaded, self._cuda, self._plan, (self.inputs, self.outputs))
+        return self._beds
 
     def warm_up(self, shapes: Sequence[Mapping[str, int]]) -> None:
         """Capture these shapes and time them: from now on, calls are padded to one of them where that is faster."""
@@ -167,6 +181,8 @@ class TensorRtSession:
             pending.settle()
         for lane in self._lanes:
             lane.close()
+        if self._beds is not None:
+            self._beds.close()
         self._lanes, self._free = [], []
         self._loaded.close()
         self._loaded = None
@@ -179,7 +195,7 @@ class TensorRtSession:
         return self._loaded
 
     def _new_lane(self, loaded: Loaded) -> Lane:
-        return Lane(loaded, self._cuda, self._plan.profiles, self.inputs, self.outputs)
+        return Lane(loaded, self._cuda, self._plan.profiles, (self.inputs, self.outputs))
 
     def _lane(self, loaded: Loaded) -> Lane:
         """A lane that is free: a new one while there may be more, otherwise the oldest request's."""

@@ -1,0 +1,255 @@
+"""Caches of a decoder that stay on the GPU: what a step gives lies where the next one takes it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from alula.core.engine import Plan
+from alula.core.errors import RunError
+from alula.core.profile import pick
+from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
+from alula.engines.caches import Held, grows, pasts, present
+from alula.engines.cuda import Buffer, Cuda, Rows
+from alula.engines.tensorrt.lane import Ends, Lane, Loaded
+from alula.engines.tensorrt.shapes import Key
+
+ALIGNMENT = 256
+"""Where tensors may begin: https://docs.nvidia.com/deeplearning/tensorrt, "bound addresses must be aligned"."""
+SPARE = 8
+"""Beds that nobody lies in and that are kept with their graphs; beyond, all of them go."""
+SOURCES = 8
+"""What sequences look at, on the GPU; beyond, the one longest unused goes."""
+
+
+class Memory:
+    """Two halves on the GPU; a step reads one and writes the other."""
+
+    def __init__(self, halves: tuple[Buffer, Buffer]) -> None:
+        self.halves = halves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bed:
+    """Rows of a cache [row, head, place, feature] in one half of a memory; none where it has no places."""
+
+    memory: Memory | None
+    half: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How the tensors of a bed lie: one behind another, all of one size, each beginning where tensors may begin."""
+
+    tensors: int
+    heads: int
+    place_bytes: int
+
+    def row_bytes(self, width: int) -> int:
+        """A head of a row."""
+        return width * self.place_bytes
+
+    def rows(self, count: int, width: int) -> int:
+        """Heads of all rows of a tensor, and as many more as the next one has to wait for."""
+        step = ALIGNMENT // gcd(self.row_bytes(width), ALIGNMENT)
+        return -(-count * self.heads // step) * step
+
+    def tensor_bytes(self, count: int, width: int) -> int:
+        """From one tensor to the next."""
+        return self.rows(count, width) * self.row_bytes(width)
+
+    def bytes(self, count: int, width: int) -> int:
+        """All of them."""
+        return self.tensors * self.tensor_bytes(count, width)
+
+
+class Beds:
+    """The caches of one engine, and a lane for its steps. A step of sizes and places that came before is replayed."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        cuda: Cuda,
+        plan: Plan,
+        ends: Ends,
+    ) -> None:
+        inputs = ends[0]
+        self._cuda, self._plan = cuda, plan
+        self._inputs, self._past = tuple(inputs), pasts(inputs)
+        self._others = tuple(spec for spec in inputs if spec not in self._past)
+        self._cross = tuple(spec for spec in inputs if spec.name.startswith("cross."))
+        self._axes = tuple(dict.fromkeys(d for spec in inputs for d in spec.shape if isinstance(d, str)))
+        _, heads, _, features = self._past[0].shape
+        self._layout = Layout(
+            tensors=len(self._past),
+            heads=int(heads),
+            place_bytes=int(features) * np.dtype(loaded.dtype(self._past[0].name)).itemsize,
+        )
+        kept = (*self._past, *self._cross)
+        names = [*(spec.name for spec in kept), *(present(spec.name) for spec in self._past)]
+        self._free: dict[int, list[tuple[Buffer, Buffer]]] = {}
+        self._all: set[tuple[Buffer, Buffer]] = set()
+        self._sources: OrderedDict[int, tuple[Feeds, dict[str, Buffer]]] = OrderedDict()
+        self._lane = Lane(loaded, cuda, plan.profiles, ends, names)
+
+    def empty(self) -> Bed:
+        """One row that holds nothing."""
+        return Bed(memory=None, half=0, count=1, width=0)
+
+    def stacked(self, held: Sequence[Held], *, width: int, count: int) -> Bed:
+        """Copied on the GPU, by one call for each row."""
+        layout = self._layout
+        memory = self._memory(layout.bytes(count, width))
+        self._cuda.clear(memory.halves[0], self._lane.stream)
+        to = memory.halves[0].address
+        for row in range(count):
+            each = held[row] if row < len(held) else held[0]
+            if not each.length:
+                continue
+            places = each.length * layout.place_bytes
+            self._cuda.copy_block(
+                self._rows(to, count, width, row, width - each.length),
+                self._rows(
+                    _address(each.past),
+                    each.past.count,
+                    each.past.width,
+                    each.row,
+                    each.past.width - each.length,
+                ),
+                (places, layout.heads, layout.tensors),
+                self._lane.stream,
+            )
+        return Bed(memory=memory, half=0, count=count, width=width)
+
+    def run(self, feeds: Feeds, past: Bed, cross: Feeds) -> tuple[Array, Bed]:
+        """One step; the half that it reads is written by the next."""
+        if past.memory is None:
+            raise RunError("a step needs places for what it adds; there are none")
+        taken = {**feeds, **cross}
+        sizes = axis_sizes(self._others, {spec.name: taken[spec.name] for spec in self._others})
+        sizes["past"] = past.width
+        self._plan.profile.check(sizes)
+        into = past.memory.halves[1 - past.half].address
+        source = self._source(cross) if self._cross else {}
+        first = next(iter(source.values()), 0)
+        at: Key = (*(sizes[axis] for axis in self._axes), _address(past), into, first)
+        lane = self._lane
+        if not lane.knows(at):
+            shapes = {spec.name: spec.sized(sizes) for spec in self._inputs}
+            size = self._layout.tensor_bytes(past.count, past.width)
+            elsewhere = dict(source)
+            for index, spec in enumerate(self._past):
+                elsewhere[spec.name] = _address(past) + index * size
+                elsewhere[present(spec.name)] = into + index * size
+            lane.prepare(at, pick(self._plan.profiles, sizes), shapes, elsewhere)
+        for spec in self._others:
+            if spec not in self._cross:
+                lane.fill(spec.name, feeds[spec.name], at)
+        replayed = lane.start(at)
+        lane.wait()
+        logits = lane.output("logits", at).astype(np.float32)
+        if not replayed and lane.comes_again(at):
+            lane.capture(at)
+        return logits, Bed(memory=past.memory, half=1 - past.half, count=past.count, width=past.width)
+
+    def close(self) -> None:
+        """Release the lane, then all memory."""
+        self._lane.close()
+        buffers = [half for halves in self._all for half in halves]
+        buffers += [buffer for _, held in self._sources.values() for buffer in held.values()]
+        for buffer in buffers:
+            self._cuda.free(buffer)
+        self._all.clear()
+        self._free.clear()
+        self._sources.clear()
+
+    def _rows(self, address: int, count: int, width: int, row: int, place: int) -> Rows:
+        layout = self._layout
+        return Rows(
+            address=address,
+            row_bytes=layout.row_bytes(width),
+            rows=layout.rows(count, width),
+            byte=place * layout.place_bytes,
+            row=row * layout.heads,
+        )
+
+    def _memory(self, size: int) -> Memory:
+        """Two halves of so many bytes, which come back by themselves when no bed is in them."""
+        halves = self._free[size].pop() if self._free.get(size) else self._new(size)
+        memory = Memory(halves)
+        weakref.finalize(memory, self._back, size, halves)
+        return memory
+
+    def _back(self, size: int, halves: tuple[Buffer, Buffer]) -> None:
+        # Whenever the last bed goes, so nothing may be asked of the GPU here.
+        self._free.setdefault(size, []).append(halves)
+
+    def _new(self, size: int) -> tuple[Buffer, Buffer]:
+        if sum(map(len, self._free.values())) > SPARE:
+            self._let_go(halves for spare in self._free.values() for halves in spare)
+            self._free.clear()
+        first = self._cuda.malloc(size)
+        try:
+            halves = first, self._cuda.malloc(size)
+        except BaseException:
+            self._cuda.free(first)
+            raise
+        self._all.add(halves)
+        return halves
+
+    def _let_go(self, spare: Iterator[tuple[Buffer, Buffer]]) -> None:
+        gone = list(spare)
+        self._forget({half.address for halves in gone for half in halves})
+        for halves in gone:
+            self._all.discard(halves)
+            for half in halves:
+                self._cuda.free(half)
+
+    def _forget(self, addresses: set[int]) -> None:
+        """Let the graphs go that read or write there, once nothing runs."""
+        self._lane.wait()
+        for at in self._lane.known:
+            if addresses.intersection(at[len(self._axes) :]):
+                self._lane.forget(at)
+
+    def _source(self, cross: Feeds) -> dict[str, int]:
+        """Where the keys and values of a source lie, copied once while the same rows go on."""
+        key = id(cross)
+        if key not in self._sources:
+            held: dict[str, Buffer] = {}
+            try:
+                for spec in self._cross:
+                    array = np.ascontiguousarray(cross[spec.name])
+                    held[spec.name] = self._cuda.malloc(array.nbytes)
+                    host = Buffer(array.ctypes.data, array.nbytes)
+                    self._cuda.copy_in(held[spec.name], host, array.nbytes, self._lane.stream)
+                    self._lane.wait()
+            except BaseException:
+                for buffer in held.values():
+                    self._cuda.free(buffer)
+                raise
+            self._sources[key] = cross, held
+        self._sources.move_to_end(key)
+        while len(self._sources) > SOURCES:
+            _, (_, old) = self._sources.popitem(last=False)
+            self._forget({buffer.address for buffer in old.values()})
+            for buffer in old.values():
+                self._cuda.free(buffer)
+        return {name: buffer.address for name, buffer in self._sources[key][1].items()}
+
+
+def keepable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Whether these are a decoder's whose caches can stay: as wide after a step as before, and all of one size."""
+    past = pasts(inputs)
+    return bool(past) and not grows(outputs) and len({(spec.shape, spec.dtype) for spec in past}) == 1
+
+
+def _address(bed: Bed) -> int:
+    return bed.memory.halves[bed.half].address if bed.memory is not None else 0
