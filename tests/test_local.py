@@ -13,7 +13,7 @@ import pytest
 import served
 import tiny
 
-from alula import build as build_module
+from alula import choices as choices_module
 from alula import local, prove
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
@@ -40,7 +40,7 @@ def compiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALULA_CACHE", str(folder / "cache"))
-        patch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+        patch.setattr(choices_module, "traits_of", lambda name: NO_GPU)
         request = BuildRequest(
             model=str(model), to=folder / "b", target="tensorrt-rtx", precision="fp16", reference="own-graph"
         )
@@ -65,7 +65,7 @@ def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
 ) -> None:
     """Compiling was asked for on purpose; and what is not verified takes no verified bundle's place."""
     monkeypatch.setenv("ALULA_CACHE", str(compiled.parent / "cache"))
-    monkeypatch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+    monkeypatch.setattr(choices_module, "traits_of", lambda name: NO_GPU)
     there = served.make_bundle(compiled.parent / "there")
     words = f"alula build {model} -o {there} --target tensorrt-rtx --precision fp16 --reference own-graph"
     monkeypatch.setattr(sys, "argv", words.split())
@@ -99,7 +99,7 @@ def test_inspect_shows_every_profile_and_what_it_was_compiled_with(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+    monkeypatch.setattr(choices_module, "traits_of", lambda name: NO_GPU)
     options = (
         "--target tensorrt-rtx --precision fp16 --reference own-graph --profile small=batch=1:1:1,length=2:8:16 "
         "--profile batch=4:8:8,length=8:16:16 --workspace 1GiB --level 2 --time-limit 5m"
@@ -152,7 +152,7 @@ def elsewhere(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def made(**more: Any) -> Bundle:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build_module, "traits_of", lambda name: NO_GPU)
+            patch.setattr(choices_module, "traits_of", lambda name: NO_GPU)
             request = BuildRequest(
                 model=str(model), to=tmp_path / "b", target="onnxruntime", reference="pytorch", **more
             )

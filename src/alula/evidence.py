@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alula import families
+from alula.bundles import Stored
 from alula.core.check import REFERENCES, Check, Reference, reference_named
 from alula.core.engine import Session
 from alula.core.errors import InputError, MissingExtraError, RunError
@@ -62,6 +63,21 @@ class Evidence:
             return pairs
         real = [pair for pair in pairs if not pair[0].drawn]
         return real or self._promised_pairs()
+
+    def stored(self, precision: str, most: int) -> Stored:
+        """As many samples as fit into so many bytes, smallest first; the user's only where there are no others."""
+        size = 0
+        feeds: list[Feeds] = []
+        outputs: list[Feeds] = []
+        pairs = self.pairs(precision)
+        pairs = [pair for pair in pairs if not pair[0].given] or pairs
+        for sample, output in sorted(pairs, key=lambda pair: sum(array.nbytes for array in pair[1].values())):
+            size += sum(array.nbytes for array in (*sample.feeds.values(), *output.values()))
+            if feeds and size > most:
+                break
+            feeds.append(sample.feeds)
+            outputs.append(output)
+        return Stored(reference=self.reference, feeds=tuple(feeds), outputs=tuple(outputs))
 
     def _promised_pairs(self) -> list[tuple[Sample, Feeds]]:
         """Calls of the user's data that no filling is in, where there are no other real samples."""

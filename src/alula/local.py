@@ -93,7 +93,8 @@ def self_check(bundle: Bundle, engines: Mapping[str, Engine]) -> tuple[Check, ..
     """Compare engines with the reference outputs that the build stored."""
     precision = bundle.answering.graph.precision
     if bundle.model.writes:
-        return rehearsed(bundle.stored, bundle.model).judge(engines, precision)
+        scripts = rehearsed(bundle.stored, bundle.model)
+        return scripts.judge(engines, precision, promised=bool(bundle.manifest.promise))
     with closing(backend_named(bundle.answering.backend).open(engines["encoder"])) as session:
         return stored_check(bundle, session)
 

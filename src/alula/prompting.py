@@ -56,9 +56,13 @@ class Prompts:
         spec = bundle.model
         if not spec.writes:
             raise InputError(f"{spec.name} is for task {spec.task!r}, which takes no prompt")
-        codec = TextCodec.open(bundle.tokenizer, spec)
-        defaults = read_defaults(bundle.tokenizer / SETTINGS)
-        return cls(codec, bundle.tokenizer, defaults, spec.max_length)
+        return cls.of(bundle.tokenizer, spec)
+
+    @classmethod
+    def of(cls, folder: Path, spec: ModelSpec) -> Prompts:
+        """The same of the files that a bundle would have, in a folder of their own."""
+        defaults = read_defaults(folder / SETTINGS)
+        return cls(TextCodec.open(folder, spec), folder, defaults, spec.max_length)
 
     def within(self, positions: int) -> Prompts:
         """The same for an engine that holds fewer tokens of one sequence."""

@@ -13,13 +13,13 @@ from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
 from alula.core.progress import Progress
-from alula.data import read
+from alula.data import Dataset, read
 from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
 from alula.local import local_engine, local_engines, self_check, stored_check
+from alula.prompted import asked_of, proofs
 from alula.questions import BUDGET, Promise, questions_of
-from alula.scripts import rehearse
-from alula.verify import load_metric
+from alula.verify import UserMetric, load_metric
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
 
@@ -88,25 +88,37 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
 
 def _verify_writer(bundle: Bundle, request: VerifyRequest, progress: Progress) -> Bundle:
     """The same for a model that writes text: its scripts are performed again."""
-    if request.data is not None or request.budget is not None or request.metric is not None:
-        raise InputError(f"--data, --budget and --metric are not for task {bundle.model.task!r} yet")
+    _refuse_unjudged(bundle, request)
     spec, engines, stored = bundle.model, local_engines(bundle), bundle.stored.reference
-    precision, checkpoint = bundle.answering.graph.precision, checkpoint_of(bundle, request.model)
-    checks: tuple[Check, ...] = ()
+    precision, profile = bundle.answering.graph.precision, bundle.answering.plan.profile
+    terms = _terms(bundle, request)
     asked = None
+    if terms is not None:
+        asked = asked_of(
+            terms.data,
+            spec,
+            profile,
+            bundle.tokenizer,
+            budget=terms.budget,
+            metric=terms.metric,
+            skip_bad=request.skip_bad_rows,
+        )
+    checkpoint = checkpoint_of(bundle, request.model)
+    checks: tuple[Check, ...] = ()
+    reference = None
     if checkpoint is None:
         _refuse_other(request, stored)
     else:
-        asked = choose(request.reference, spec)
-        with progress.phase(f"ask the reference ({asked})"):
-            profile = bundle.answering.plan.profile
-            rehearsed = rehearse(asked, checkpoint, spec, profile, bundle.tokenizer)
-        with progress.phase(f"compare {precision} with {asked}"):
-            checks += rehearsed.judge(engines, precision)
-    if asked is None or REFERENCES.index(stored) < REFERENCES.index(asked):
+        reference = choose(request.reference, spec)
+        with progress.phase(f"ask the reference ({reference})"):
+            rehearsed, prompted = proofs(reference, checkpoint, spec, profile, bundle.tokenizer, asked=asked)
+        with progress.phase(f"compare {precision} with {reference}"):
+            checks += () if prompted is None else prompted.judge(engines)
+            checks += rehearsed.judge(engines, precision, promised=bool(asked or bundle.manifest.promise))
+    if reference is None or REFERENCES.index(stored) < REFERENCES.index(reference):
         with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
             checks += self_check(bundle, engines)
-    return bundle.with_checks(checks)
+    return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
 
 
 def _refuse_unjudged(bundle: Bundle, request: VerifyRequest) -> None:
@@ -119,24 +131,40 @@ def _refuse_unjudged(bundle: Bundle, request: VerifyRequest) -> None:
         )
 
 
-def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
     """The rows given, to be judged by the budget given, by that of the build, or by the usual one."""
+
+    data: Dataset
+    budget: float
+    metric: UserMetric | None
+
+
+def _terms(bundle: Bundle, request: VerifyRequest) -> Terms | None:
+    """What may be lost on which rows; nothing where there are none."""
     if request.data is None:
         if request.budget is not None or request.metric is not None:
             raise InputError(
                 "--budget and --metric say what may be lost on your rows; give them with --data PATH"
             )
         return None
-    inputs = bundle.model.part("encoder").inputs
-    data = read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows, inputs=inputs)
-    profile = bundle.engine("encoder").plan.profile
+    inputs = bundle.model.parts[0].inputs
     built_with: float = bundle.manifest.promise.get("budget", BUDGET)
     metric = request.metric or bundle.manifest.promise.get("metric")
-    return Promise(
-        questions=questions_of(data, bundle.model, profile, bundle.processor),
+    return Terms(
+        data=read(request.data, bundle.model.task, skip_bad=request.skip_bad_rows, inputs=inputs),
         budget=built_with if request.budget is None else request.budget,
         metric=None if metric is None else load_metric(metric, Path.cwd()),
     )
+
+
+def _promise(bundle: Bundle, request: VerifyRequest) -> Promise | None:
+    """The same for a model that answers in one call."""
+    if (terms := _terms(bundle, request)) is None:
+        return None
+    profile = bundle.engine("encoder").plan.profile
+    asked = questions_of(terms.data, bundle.model, profile, bundle.processor)
+    return Promise(questions=asked, budget=terms.budget, metric=terms.metric)
 
 
 def _kept(before: Sequence[Check], now: Sequence[Check]) -> list[Check]:

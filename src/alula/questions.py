@@ -36,7 +36,7 @@ from alula.core.profile import Profile
 from alula.core.tensor import Feeds, axis_sizes
 from alula.core.words import TENSORS
 from alula.data import Dataset, Example, Kept, loaded
-from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, Verdict, judge, judge_labels
+from alula.verify import BEST, Answer, Labelled, Prediction, Sample, UserMetric, judge, judge_labels
 
 BUDGET = 0.004
 """The share that may be lost on the user's rows where nothing else is said."""
@@ -133,7 +133,7 @@ class Promise:
             )
             by_label = judge_labels(labelled, asked.spec, self.budget, reference, self.metric)
             verdicts = (*by_label, *verdicts)
-        return tuple(_check(verdict, self.rows) for verdict in verdicts)
+        return tuple(verdict.kept(self.rows) for verdict in verdicts)
 
     @property
     def rows(self) -> str:
@@ -365,22 +365,3 @@ def _grouped(sizes: Sequence[int], beside: Sequence[int], most: int) -> tuple[Ca
 
 def _first(outputs: Feeds, count: int) -> Feeds:
     return {name: array[:count] for name, array in outputs.items()}
-
-
-def _check(verdict: Verdict, rows: str) -> Check:
-    """A verdict as the check that bundles keep."""
-    notes = [] if verdict.scores is None else ["{:.4f} -> {:.4f}".format(*verdict.scores)]
-    notes += [verdict.note] if verdict.note else []
-    check = verdict.check
-    return Check(
-        output=check.output,
-        metric=check.metric,
-        samples=check.samples,
-        worst=check.worst,
-        mean=check.mean,
-        limit=check.limit,
-        higher_is_better=check.higher_is_better,
-        reference=check.reference,
-        note="; ".join(notes),
-        rows=rows,
-    )

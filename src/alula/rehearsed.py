@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -35,11 +35,14 @@ class Rehearsed:
     scripts: tuple[Script, ...]
     logits: tuple[Logits, ...]
 
-    def judge(self, engines: Mapping[str, Engine], precision: str, *, threads: int = 0) -> tuple[Check, ...]:
+    def judge(
+        self, engines: Mapping[str, Engine], precision: str, *, threads: int = 0, promised: bool = False
+    ) -> tuple[Check, ...]:
         """How far the engines of all parts are from the reference, and from themselves another way.
 
         Some scripts are performed side by side and alone, and both are held to the reference: engines may have other
-        kernels for few tokens than for many.
+        kernels for few tokens than for many. `promised` says that a budget decides on rows of the user's, and these
+        scripts only tell a precision from a fault.
         """
         chosen = self._telling(precision)
         some = [chosen[at] for at in some_of([script for script, _ in chosen], ROWS_ALONE)]
@@ -61,7 +64,7 @@ class Rehearsed:
             for each, given in zip(singly, chunked, strict=True)
         ]
         return (
-            *compare_next_tokens([*said, *singly], precision, self.reference),
+            *compare_next_tokens([*said, *singly], precision, self.reference, promised=promised),
             same_next_tokens("batch_equals_single", beside, precision),
             same_next_tokens("chunks_equal_whole", pieces, precision),
         )
@@ -102,8 +105,7 @@ def rehearsed(stored: Stored, spec: ModelSpec) -> Rehearsed:
 def perform(decoding: Decoding, scripts: Sequence[Script], *, chunk: int = 0) -> list[Logits]:
     """The logits of each script: all side by side, their prompts in one step (in chunks if one is named)."""
     for at, script in enumerate(scripts):
-        given: Feeds = {"input_ids": np.array([script.source], np.int64)} if script.source else {}
-        decoding.start(at, given)
+        decoding.start(at, _given(script))
     found: list[list[Logits]] = [[] for _ in scripts]
     done = [0] * len(scripts)
     while going := [at for at, script in enumerate(scripts) if done[at] < len(script.tokens)]:
@@ -116,6 +118,31 @@ def perform(decoding: Decoding, scripts: Sequence[Script], *, chunk: int = 0) ->
             if done[each.sequence] == len(scripts[each.sequence].tokens):
                 decoding.release(each.sequence)
     return [np.stack(rows) for rows in found]
+
+
+def go_on(
+    decoding: Decoding, scripts: Sequence[Script], counts: Sequence[int], ends: Collection[int]
+) -> list[tuple[int, ...]]:
+    """The best tokens behind each prompt, so many at most, or up to one that ends it; -1 ends one where all is NaN."""
+    for at, script in enumerate(scripts):
+        decoding.start(at, _given(script))
+    found: list[tuple[int, ...]] = [() for _ in scripts]
+    while going := [at for at in range(len(scripts)) if _goes_on(found[at], counts[at], ends)]:
+        work = [Work(sequence=at, tokens=found[at][-1:] or scripts[at].prompt, answers=True) for at in going]
+        for at, logits in zip(going, decoding.step(work), strict=True):
+            found[at] += (-1 if np.isnan(logits).any() else int(logits.argmax()),)
+    for at in range(len(scripts)):
+        decoding.release(at)
+    return found
+
+
+def _goes_on(found: tuple[int, ...], count: int, ends: Collection[int]) -> bool:
+    return len(found) < count and (not found or found[-1] not in (-1, *ends))
+
+
+def _given(script: Script) -> Feeds:
+    """What an encoder reads."""
+    return {"input_ids": np.array([script.source], np.int64)} if script.source else {}
 
 
 def room_for(scripts: Sequence[Script]) -> Room:

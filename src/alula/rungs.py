@@ -19,6 +19,7 @@ from alula.core.model import ModelSpec
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
 from alula.evidence import Evidence, judge_all
+from alula.prompted import Prompted
 from alula.rehearsed import Rehearsed, Stepping, past_of
 
 ROUNDS = 15
@@ -59,7 +60,7 @@ class Workshop:
     """What every candidate of one build has in common.
 
     `calibration` is what int8 needs, `beyond` are the nodes that fp16 must leave alone: values there do not fit. A
-    model that writes text is judged by what was `rehearsed`, every other one by the evidence.
+    model that writes text is judged by what was `rehearsed` and by the user's prompts, every other one by the evidence.
     """
 
     checkpoint: families.Checkpoint
@@ -70,6 +71,7 @@ class Workshop:
     draft: Draft
     evidence: tuple[Evidence, ...] = ()
     rehearsed: Rehearsed | None = None
+    prompted: Prompted | None = None
     calibration: Calibration | None = None
     beyond: frozenset[str] = NO_LAYERS
 
@@ -83,7 +85,8 @@ class Workshop:
     def _judged(self, compiled: Candidate) -> tuple[Check, ...]:
         precision = compiled.precision
         if self.rehearsed is not None:
-            return self.rehearsed.judge(compiled.engines, precision)
+            promise = () if self.prompted is None else self.prompted.judge(compiled.engines)
+            return (*promise, *self.rehearsed.judge(compiled.engines, precision, promised=bool(promise)))
         with closing(self.backend.open(compiled.engines["encoder"])) as session:
             promised = any(item.promise is not None for item in self.evidence)
             profile = self.plan.profile

@@ -5,7 +5,7 @@ References read whole rows at once, with no cache and no padding; candidates nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from alula.core.check import Reference
 from alula.core.decoding import Logits
 from alula.core.engine import Session
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile
+from alula.core.profile import Profile, Range
 from alula.core.tensor import Array, Feeds
 from alula.rehearsed import Rehearsed
 from alula.running import running
@@ -60,12 +60,15 @@ class Teacher(Protocol):
     A source is what an encoder reads, `NOTHING` where it is none.
     """
 
-    def read(self, tokens: Ints, source: Ints | None = None) -> Logits:
-        """Logits behind every token, [rows, length, vocabulary]."""
+    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+        """Logits behind every token, or behind so many `last` ones, [rows, length, vocabulary]."""
         ...
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None) -> Ints:
-        """So many tokens behind each prompt, [rows, count]."""
+    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+        """So many tokens behind each prompt, [rows, count], or fewer where each row has come to one that `ends` it.
+
+        A shorter prompt has `NOTHING` in front.
+        """
         ...
 
     def close(self) -> None:
@@ -74,12 +77,11 @@ class Teacher(Protocol):
 
 
 def rehearse(
-    reference: Reference, checkpoint: families.Checkpoint, spec: ModelSpec, profile: Profile, tokenizer: Path
+    teacher: Teacher, reference: Reference, spec: ModelSpec, profile: Profile, tokenizer: Path
 ) -> Rehearsed:
-    """Ask the reference for prompts of random ids and for the texts that ship, as long as the profile takes."""
-    with opened_teacher(reference, checkpoint, spec, profile) as teacher:
-        scripts = tuple(scripts_for(teacher, spec, profile, tokenizer))
-        logits = tuple(_asked(teacher, scripts))
+    """Ask a reference for prompts of random ids and for the texts that ship, as long as the profile takes."""
+    scripts = tuple(scripts_for(teacher, spec, profile, tokenizer))
+    logits = tuple(_asked(teacher, scripts))
     return Rehearsed(reference=reference, spec=spec, scripts=scripts, logits=logits)
 
 
@@ -120,11 +122,20 @@ def opened_teacher(
     with ExitStack() as opened:
         sessions = {
             part.name: opened.enter_context(
-                running(families.write(checkpoint, spec, part.name), profile.of(part.axes))
+                running(families.write(checkpoint, spec, part.name), read_whole(profile).of(part.axes))
             )
             for part in spec.parts
         }
         yield OwnGraphs(spec, sessions)
+
+
+def read_whole(profile: Profile) -> Profile:
+    """As many rows as are read at once, each of them whole: a reference is bound by no engine's sizes."""
+    most = profile.axes["total"].max
+    wide = {"batch": READ_AT_ONCE, "length": most, "answers": most}
+    return Profile(
+        {axis: Range(1, 1, wide[axis]) if axis in wide else sizes for axis, sizes in profile.axes.items()}
+    )
 
 
 class OwnGraphs:
@@ -133,19 +144,23 @@ class OwnGraphs:
     def __init__(self, spec: ModelSpec, sessions: Mapping[str, Session]) -> None:
         self._part, self._sessions = spec.part("decoder"), sessions
 
-    def read(self, tokens: Ints, source: Ints | None = None) -> Logits:
-        """Logits behind every token, in one call."""
-        logits, _ = self._step(tokens, self._nothing(len(tokens)), self._read_source(source))
+    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+        """Logits behind every token, or so many last ones, in one call."""
+        mask = np.ones_like(tokens)
+        logits, _ = self._step(tokens, mask, self._nothing(len(tokens)), self._read_source(source), last)
         return logits
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None) -> Ints:
-        """So many tokens behind each prompt, the best each time."""
-        seen, past, tokens, found = self._read_source(source), self._nothing(len(prompt)), prompt, []
-        for _ in range(count):
-            logits, past = self._step(tokens, past, seen)
-            tokens = logits[:, -1:].argmax(-1)
-            found.append(tokens)
-        return np.concatenate(found, axis=1)
+    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+        """So many tokens behind each prompt, the best each time, or up to where every row has ended."""
+        seen, past = self._read_source(source), self._nothing(len(prompt))
+        mask, found = (prompt != NOTHING).astype(np.int64), prompt[:, :0]
+        tokens = prompt * mask
+        while found.shape[1] < count and not np.isin(found, list(ends)).any(1).all():
+            logits, past = self._step(tokens, mask, past, seen, 1)
+            tokens = logits.argmax(-1)
+            mask = np.concatenate([mask, np.ones_like(tokens)], axis=1)
+            found = np.concatenate([found, tokens], axis=1)
+        return found
 
     def close(self) -> None:
         """Nothing: whoever opened the sessions closes them."""
@@ -157,14 +172,13 @@ class OwnGraphs:
         states = self._sessions["encoder"].run({"input_ids": source * mask, "attention_mask": mask})
         return {"encoder_attention_mask": mask, **self._sessions["cross"].run(states)}
 
-    def _step(self, tokens: Ints, past: Feeds, seen: Feeds) -> tuple[Logits, Feeds]:
-        rows, new = tokens.shape
-        before = next(iter(past.values())).shape[2]
+    def _step(self, tokens: Ints, mask: Ints, past: Feeds, seen: Feeds, last: int) -> tuple[Logits, Feeds]:
+        new = tokens.shape[1]
         feeds: dict[str, Array] = {
             "input_ids": tokens,
-            "position_ids": np.tile(np.arange(before, before + new), (rows, 1)),
-            "attention_mask": np.ones((rows, before + new), np.int64),
-            "answers": np.arange(new),
+            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -new:],
+            "attention_mask": mask,
+            "answers": np.arange(new)[-last:],
         }
         given = self._sessions["decoder"].run({**feeds, **past, **seen})
         logits: Logits = given["logits"].astype(np.float32, copy=False)
@@ -218,7 +232,7 @@ def _script(spec: ModelSpec, name: str, ids: tuple[int, ...], *, drawn: bool = F
 
 def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], count: int) -> Iterator[Script]:
     """Prompts of one length, each with the tokens that the reference goes on with; a T5 up to one that ends it."""
-    rows = teacher.write(_stack([script.prompt for script in prompts]), count, _sources(prompts))
+    rows = teacher.write(stacked([script.prompt for script in prompts]), count, sources_of(prompts))
     for script, row in zip(prompts, rows.tolist(), strict=True):
         ends = [at for at, token in enumerate(row, start=1) if token in spec.end_ids]
         follow = tuple(row[: ends[0]] if ends and spec.reads_source else row)
@@ -228,18 +242,18 @@ def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], coun
 def _asked(teacher: Teacher, scripts: Sequence[Script]) -> list[Logits]:
     """The logits of each script; those side by side are filled behind their ends, where nothing looks."""
     found: dict[Script, Logits] = {}
-    for group in _side_by_side(scripts):
-        read = teacher.read(_stack([script.tokens for script in group]), _sources(group))
+    for group in side_by_side(scripts):
+        read = teacher.read(stacked([script.tokens for script in group]), sources_of(group))
         for script, logits in zip(group, read, strict=True):
             found[script] = logits[len(script.prompt) - 1 : len(script.tokens)].copy()
     return [found[script] for script in scripts]
 
 
-def _side_by_side(scripts: Sequence[Script]) -> Iterator[list[Script]]:
-    """Short ones first, as many as are read at once."""
+def side_by_side(scripts: Sequence[Script], *, more: int = 0) -> Iterator[list[Script]]:
+    """Short ones first, as many as are read at once, where each may grow by so many tokens `more`."""
     group: list[Script] = []
     for script in sorted(scripts, key=lambda each: len(each.tokens) + len(each.source)):
-        size = max(len(script.tokens), len(script.source))
+        size = max(len(script.tokens), len(script.source)) + more
         if group and (len(group) + 1) * size > READ_AT_ONCE:
             yield group
             group = []
@@ -247,11 +261,15 @@ def _side_by_side(scripts: Sequence[Script]) -> Iterator[list[Script]]:
     yield group
 
 
-def _sources(group: Sequence[Script]) -> Ints | None:
+def sources_of(group: Sequence[Script]) -> Ints | None:
     """What an encoder reads, `NOTHING` behind the shorter ones."""
-    return _stack([script.source for script in group], NOTHING) if group[0].source else None
+    return stacked([script.source for script in group], NOTHING) if group[0].source else None
 
 
-def _stack(rows: Sequence[tuple[int, ...]], filled: int = 0) -> Ints:
+def stacked(rows: Sequence[tuple[int, ...]], filled: int = 0, *, left: bool = False) -> Ints:
+    """Rows as one array, the shorter ones filled behind their ends, or on the left."""
     longest = max(map(len, rows))
-    return np.array([(*row, *[filled] * (longest - len(row))) for row in rows], np.int64)
+    made = np.full((len(rows), longest), filled, np.int64)
+    for into, row in zip(made, rows, strict=True):
+        into[longest - len(row) if left else 0 :][: len(row)] = row
+    return made

@@ -255,8 +255,8 @@ def test_a_cache_that_is_served_wrong_fails_the_gate(
         monkeypatch.setattr(rows.Rows, "feeds", masked(right))
     else:
 
-        def forgetful(self: rows.Rows, new: int, past: Any) -> rows.Rows:
-            return grown(self, new, {name: array * 0 for name, array in past.items()})
+        def forgetful(self: rows.Rows, new: int, past: Any, *width: int) -> rows.Rows:
+            return grown(self, new, {name: array * 0 for name, array in past.items()}, *width)
 
         monkeypatch.setattr(rows.Rows, "grown", forgetful)
     bundle = built(folders["llama"], tmp_path / "out", target="onnxruntime")
@@ -336,7 +336,6 @@ def test_a_norm_of_large_values_stays_finite(kind: str, tmp_path: Path) -> None:
             "axis 'length' up to 40, and 'total', which has it in it, up to 32",
         ),
         ({"axes": {"source": Range(1, 1, 4)}}, "no axis 'source'; llama has batch, length, total"),
-        ({"data": Path("rows.jsonl")}, "--data is not for task 'text-generation' yet"),
         ({"budget": 0.01}, "--budget says what may be lost on your rows; give them with --data FILE"),
     ],
 )

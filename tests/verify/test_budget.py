@@ -15,9 +15,7 @@ from alula.verify import Answer, Verdict, budget_limits, clauses_for, judge, par
 from alula.verify.budget import CLAUSES
 from alula.verify.labelled import SCORES
 from alula.verify.losses import MEASURES
-
-JUDGED = tuple(task for task in TASKS if task not in WRITING_TASKS)
-"""Tasks whose rows a budget judges."""
+from alula.verify.written import WRITTEN
 
 BUDGET = 0.004
 
@@ -97,7 +95,7 @@ def test_a_budget_that_is_no_share_is_refused(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("task", JUDGED)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_a_meaning_for_a_budget_with_and_without_labels(task: str) -> None:
     clauses = clauses_for(task)
     assert any(clause.when in {"always", "no labels"} for clause in clauses)
@@ -105,9 +103,10 @@ def test_every_task_has_a_meaning_for_a_budget_with_and_without_labels(task: str
     without = {TENSORS, "image-embeddings", "text-detection"}
     assert any(clause.when == "labels" for clause in clauses) == (task not in without)
     for clause in clauses:
-        assert clause.metric in (SCORES if clause.when == "labels" else MEASURES)
+        measures = WRITTEN if task in WRITING_TASKS else MEASURES
+        assert clause.metric in (SCORES if clause.when == "labels" else measures)
         assert len(clause.meaning) > 10
-    assert set(CLAUSES) == set(JUDGED)
+    assert set(CLAUSES) == set(TASKS)
 
 
 def test_limits_are_the_budget_and_five_times_that_for_the_worst_embedding() -> None:
@@ -484,7 +483,7 @@ def test_the_table_in_the_documentation_is_the_one_that_judges() -> None:
     limits = {1: "x", 5: "5x"}
     expected = [
         f"| `{task}` | `{clause.metric}` | {clause.meaning} | {limits[int(clause.times)]} | {clause.when} |"
-        for task in JUDGED
+        for task in TASKS
         for clause in clauses_for(task)
     ]
-    assert [row for row in rows if row.split("`")[1] in JUDGED] == expected
+    assert [row for row in rows if row.split("`")[1] in TASKS] == expected

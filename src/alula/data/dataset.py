@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int, str]
 """Start, end (code points of the text) and what it is."""
@@ -20,10 +20,13 @@ Label: TypeAlias = str | float | tuple[str, ...] | tuple[Span, ...] | None
 class Example:
     """One row: one text or two, or an image (its file, or its bytes); its label, and the line it begins on.
 
-    Of a model that takes arrays it is one call: their file, and its name as the text.
+    Of a model that takes arrays it is one call: their file, and its name as the text. A model that writes may be asked
+    by the `messages` of a chat, whose last one is the text; a `plain` text is no message, whatever the model takes.
     """
 
     texts: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    plain: bool = False
     image: Path | bytes | None = None
     arrays: Path | None = None
     label: Label = None
@@ -53,12 +56,19 @@ class Dataset:
         """Whether each row has two texts; all have or none has."""
         return len(self.examples[0].texts) == 2
 
+    def without(self, left_out: Mapping[int, str]) -> Dataset:
+        """The same rows but for some, by their places, each with the reason."""
+        kept = tuple(each for at, each in enumerate(self.examples) if at not in left_out)
+        skipped = (*self.skipped, *left_out.values())
+        return Dataset(path=self.path, examples=kept, skipped=skipped, digest=digest_of(kept))
+
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """SHA-256 over texts, images, arrays and labels, one line of JSON for each example."""
+    """SHA-256 over texts, messages, images, arrays and labels, one line of JSON for each example."""
     total = hashlib.sha256()
     for example in examples:
         row: list[object] = [example.texts, example.label]
+        row += [value for value in (example.messages, example.plain) if value]
         row += [_digest_of(content) for content in (example.image, example.arrays) if content is not None]
         total.update(json.dumps(row).encode() + b"\n")
     return total.hexdigest()

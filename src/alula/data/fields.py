@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from alula.core.errors import InputError
-from alula.core.words import IMAGE_TASKS
+from alula.core.words import IMAGE_TASKS, WRITING_TASKS
 from alula.data import tagged
 from alula.data.dataset import Example, Label, Span
 from alula.data.images import IMAGES, image_of
+from alula.data.prompts import ANSWERS, PROMPTS, prompt_of
 from alula.data.rows import BadRow, Fields, listed, mistyped, words
 
 TEXTS = (("text", "text_pair"), ("query", "passage"), ("question", "context"), ("sentence1", "sentence2"))
@@ -29,6 +30,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     "image-embeddings": (),
     "text-detection": (),
     "text-recognition": ("text", "label"),
+    **dict.fromkeys(WRITING_TASKS, ANSWERS),
 }
 """The fields a task takes its label from; a row uses one of them or none."""
 
@@ -43,6 +45,8 @@ def keys_of(task: str) -> tuple[str, ...]:
     """The fields that a row must have one of."""
     if task in IMAGE_TASKS:
         return IMAGES
+    if task in WRITING_TASKS:
+        return PROMPTS
     firsts = tuple(first for first, _ in TEXTS)
     return (*firsts, tagged.TOKENS) if task in ONE_TEXT else firsts
 
@@ -52,6 +56,8 @@ def fields_of(task: str) -> frozenset[str]:
     labels = frozenset(LABELS[task])
     if task in IMAGE_TASKS:
         return labels.union(IMAGES)
+    if task in WRITING_TASKS:
+        return labels.union(PROMPTS)
     tokens = (tagged.TOKENS, tagged.TAGS) if task in ONE_TEXT else ()
     return labels.union(*TEXTS, tokens)
 
@@ -72,6 +78,8 @@ def example_of(fields: Fields, task: str, line: int, base: Path) -> Example:
         return Example(texts=(call.name,), arrays=call, line=line)
     if task in IMAGE_TASKS:
         return Example(image=image_of(fields, base), label=_image_label(fields, task), line=line)
+    if task in WRITING_TASKS:
+        return prompt_of(fields, line)
     if task in ONE_TEXT and fields.get(tagged.TOKENS) is not None:
         return _tagged(fields, line)
     texts = _texts(fields, task)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from alula.core.errors import InputError
-from alula.core.words import IMAGE_TASKS
-from alula.data.fields import LABELS, SCORED, TWO_TEXTS, check_columns, keys_of
+from alula.core.words import IMAGE_TASKS, WRITING_TASKS
+from alula.data.fields import LABELS, SCORED, TWO_TEXTS, check_columns, fields_of, keys_of
 from alula.data.rows import BadRow, Fields, Rows, numbered, shown
 
-LISTS = frozenset({"labels", "answers"})
+LISTS = frozenset({"labels", "answers", "messages"})
 """Columns whose cells hold JSON."""
 
 
@@ -52,7 +52,7 @@ def jsonl(path: Path, task: str) -> Rows:
 
 
 def text(path: Path, task: str) -> Rows:
-    """One text a line; blank lines are nothing."""
+    """One text a line, or one prompt; blank lines are nothing."""
     if task in TWO_TEXTS:
         raise InputError(
             f"{shown(path)}: {task} takes two texts a row, which lines of text cannot hold; use .jsonl"
@@ -61,9 +61,10 @@ def text(path: Path, task: str) -> Rows:
         raise InputError(
             f"{shown(path)}: {task} takes images, which lines of text cannot hold; use .jsonl, .csv or a folder"
         )
+    name = "prompt" if task in WRITING_TASKS else "text"
     for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
-            yield numbered(path, number, {"text": line.removesuffix("\n").removesuffix("\r")})
+            yield numbered(path, number, {name: line.removesuffix("\n").removesuffix("\r")})
 
 
 def comma_separated(path: Path, task: str) -> Rows:
@@ -155,14 +156,12 @@ def _cells(header: tuple[str, ...], cells: list[str], task: str) -> Fields | Bad
 
 def _cell(name: str, cell: str, task: str) -> object:
     """A cell as the value that JSON would have."""
-    if name not in LABELS[task]:
-        return cell
-    if name in LISTS:
+    if name in LISTS & fields_of(task):
         try:
             return json.loads(cell, parse_constant=_no_number)
         except (ValueError, RecursionError):
             raise BadRow(f"field {name!r} is not JSON; expected a list") from None
-    if name == "score" or task in SCORED:
+    if name in LABELS[task] and (name == "score" or task in SCORED):
         try:
             return float(cell)
         except ValueError:

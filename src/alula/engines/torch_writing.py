@@ -55,7 +55,7 @@ class TorchWriter:
         self._reads_source = spec.reads_source
 
     def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
-        """Logits behind every token, or so many `last` ones, [rows, length, vocabulary], in one call without a cache."""
+        """Logits behind every token, or `last` ones, [rows, length, vocabulary], in one call without any cache."""
         name = "decoder_input_ids" if self._reads_source else "input_ids"
         given = {name: torch.from_numpy(tokens.copy()), "use_cache": False, **self._given(source)}
         logits: Logits = self._answer({**given, **self._kept(last)}).logits[:, -last:].float().numpy()

@@ -18,8 +18,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe
-from alula.families.text_files import FILES as TEXT_FILES
-from alula.families.text_files import write_text_files
+from alula.families.text_files import text_files, write_text_files
 from alula.families.writing import weights_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ONNX",
-    "TEXT_FILES",
     "TOKENIZER",
     "Checkpoint",
     "Original",
@@ -40,6 +38,7 @@ __all__ = [
     "original",
     "parse_inputs",
     "refuse_without_tokenizer",
+    "text_files",
     "weights_of",
     "write",
     "write_text_files",

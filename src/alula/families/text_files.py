@@ -35,17 +35,23 @@ _BEGINS = {"bos": "bos", "padding": "pad"}
 _TOKENS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
+def text_files(checkpoint: Checkpoint) -> tuple[Path, ...]:
+    """Those of the files that the checkpoint has; a GGUF file has them within."""
+    if is_gguf(checkpoint):
+        return ()
+    named = sorted((checkpoint.root / TEMPLATES).glob("*.jinja"))
+    return tuple(path for path in (*(checkpoint.root / name for name in FILES), *named) if path.is_file())
+
+
 def write_text_files(checkpoint: Checkpoint, to: Path) -> None:
     """Put those of the files that the checkpoint has into a folder; none where it has none."""
     if is_gguf(checkpoint):
         _write(read_gguf(checkpoint.root), to)
         return
-    named = sorted((checkpoint.root / TEMPLATES).glob("*.jinja"))
-    for path in (*(checkpoint.root / name for name in FILES), *named):
-        if path.is_file():
-            target = to / path.relative_to(checkpoint.root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+    for path in text_files(checkpoint):
+        target = to / path.relative_to(checkpoint.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def _write(file: Gguf, to: Path) -> None:

@@ -18,6 +18,7 @@ from alula.verify.next_tokens import Said, Script, compare_next_tokens, same_nex
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
+from alula.verify.written import Likely, Reply, beside, judge_written, likely
 
 __all__ = [
     "BEST",
@@ -28,14 +29,17 @@ __all__ = [
     "Clause",
     "Interval",
     "Labelled",
+    "Likely",
     "Limits",
     "Prediction",
+    "Reply",
     "Said",
     "Sample",
     "Script",
     "UserMetric",
     "Verdict",
     "alone",
+    "beside",
     "budget_limits",
     "clauses_for",
     "compare",
@@ -45,6 +49,8 @@ __all__ = [
     "invariance",
     "judge",
     "judge_labels",
+    "judge_written",
+    "likely",
     "limits_for",
     "load_metric",
     "metrics_for",

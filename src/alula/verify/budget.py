@@ -130,6 +130,21 @@ _MAPS = (
         meaning="share of the area that either calls text and not both do, of all that either calls text",
     ),
 )
+_ANSWERS = (
+    Clause(
+        metric="next_token_disagreement",
+        times=1,
+        when="no labels",
+        meaning="share of the next tokens that are another one than the reference's, and clearly less likely by it",
+    ),
+    Clause(
+        metric="perplexity_rise",
+        times=1,
+        when="no labels",
+        meaning="rise of the perplexity of what the reference says of the next token: e to the mean divergence, less 1",
+    ),
+    Clause(metric="exact_match_drop", times=1, when="labels", meaning="drop of exact matches"),
+)
 _ARRAYS = (
     Clause(
         metric="energy_of_error",
@@ -150,6 +165,8 @@ CLAUSES: Mapping[str, tuple[Clause, ...]] = {
     "image-embeddings": _DISTANCES[:2],
     "text-detection": _MAPS,
     "text-recognition": _LINES,
+    "text-generation": _ANSWERS,
+    "text2text-generation": _ANSWERS,
     "tensors": _ARRAYS,
 }
 """Labels judge in place of agreement, which bounds the same loss from above; distances of embeddings always count."""
@@ -185,6 +202,12 @@ class Verdict:
             f"too few samples ({self.check.samples}) to tell {_percent(limit)} apart: "
             f"95 % of {_percent(interval.low)} to {_percent(interval.high)}"
         )
+
+    def kept(self, rows: str) -> Check:
+        """The check as bundles keep it: with notes, and what it knows the user's `rows` by."""
+        notes = [] if self.scores is None else ["{:.4f} -> {:.4f}".format(*self.scores)]
+        notes += [self.note] if self.note else []
+        return replace(self.check, note="; ".join(notes), rows=rows)
 
 
 def parse_budget(text: str) -> float:

@@ -195,6 +195,10 @@ NEXT_TOKENS: Mapping[str, NextTokens] = {
 }
 
 
+FAULTY = "int4-weights"
+"""Whose limits tell a precision from a fault where a budget on the user's rows says what it may cost."""
+
+
 def next_tokens_for(precision: str) -> NextTokens:
     """The limits of a precision for models that write text, by its name."""
     if precision not in NEXT_TOKENS:

@@ -9,7 +9,7 @@ import numpy as np
 
 from alula.core.check import Check, Reference
 from alula.core.decoding import Logits
-from alula.verify.limits import HIGHER_IS_BETTER, NextTokens, next_tokens_for
+from alula.verify.limits import FAULTY, HIGHER_IS_BETTER, NextTokens, next_tokens_for
 from alula.verify.metrics import Floats
 
 OUTPUT = "logits"
@@ -45,12 +45,15 @@ class Said:
     given: Logits
 
 
-def compare_next_tokens(said: Sequence[Said], precision: str, reference: Reference) -> tuple[Check, ...]:
+def compare_next_tokens(
+    said: Sequence[Said], precision: str, reference: Reference, *, promised: bool = False
+) -> tuple[Check, ...]:
     """How far the logits are from the reference's, and what that does to the next token.
 
-    NaN, another shape, or nothing at all is a failed check, not an error.
+    NaN, another shape, or nothing at all is a failed check, not an error. Where a budget is `promised` on the user's
+    rows, whatever is less than fp32 is only told from a fault.
     """
-    limits = next_tokens_for(precision)
+    limits = next_tokens_for(FAULTY if promised and precision != "fp32" else precision)
     checks = []
     if limits.max_error is not None:
         checks.append(_check("max_error", errors(said), limits.max_error, reference))

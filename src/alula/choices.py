@@ -1,0 +1,149 @@
+"""What is asked of a build, and every choice made before any work: what cannot be built is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from alula import families
+from alula.calibration import METHODS
+from alula.core.check import Reference
+from alula.core.engine import Plan, Traits
+from alula.core.errors import InputError
+from alula.core.model import ModelSpec
+from alula.core.profile import Range
+from alula.core.progress import Progress
+from alula.core.tensor import TensorSpec
+from alula.core.words import IMAGE_TASKS, choice
+from alula.data import Dataset, read
+from alula.engines import resolve
+from alula.engines import traits as traits_of
+from alula.evidence import choose
+from alula.planning import (
+    Wanted,
+    asked_of,
+    impossible,
+    opset_here,
+    plan_of,
+    precisions_here,
+    refuse_disobeyed,
+    seen_in,
+)
+from alula.verify import CALIBRATED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRequest:
+    """Everything that decides a bundle; with `tokenizer`, a text model that has none is refused."""
+
+    model: str
+    to: Path
+    name: str | None = None
+    revision: str = "main"
+    task: str | None = None
+    pooling: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    labels: Path | None = None
+    target: str = "auto"
+    precision: str = "auto"
+    axes: Mapping[str, Range] = field(default_factory=dict)
+    compiling: Wanted = field(default_factory=Wanted)
+    opset: int | None = None
+    reference: str = "auto"
+    tokenizer: bool = True
+    data: Path | None = None
+    budget: float | None = None
+    metric: str | None = None
+    calibration: str = "min-max"
+    skip_bad_rows: bool = False
+    use_cache: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A request with every choice made; `left` are precisions that the model cannot be built in, and why."""
+
+    checkpoint: families.Checkpoint
+    spec: ModelSpec
+    engine: str
+    traits: Traits
+    precisions: tuple[str, ...]
+    left: Mapping[str, str]
+    opset: int | None
+    plan: Plan
+    reference: Reference
+    data: Dataset | None
+
+
+def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
+    """Make every choice, and refuse what cannot be built before any work is done."""
+    engine = resolve(request.target)
+    traits = traits_of(engine)
+    refuse_disobeyed(engine, request.axes, request.compiling, traits)
+    precisions = provable(precisions_here(engine, request.precision, traits), request)
+    refuse_without_rows(precisions, request, writes=None)
+    opset = opset_here(engine, request.opset, traits)
+    choice("calibration", request.calibration, METHODS)
+    with progress.phase("read the checkpoint"):
+        checkpoint = families.open_checkpoint(request.model, request.revision)
+        asked = asked_of(request.axes, request.compiling)
+        spec = families.describe(
+            checkpoint, request.task, request.pooling, request.inputs, asked, request.labels
+        )
+        if request.tokenizer and spec.reads_text:
+            families.refuse_without_tokenizer(checkpoint)
+        if spec.task in IMAGE_TASKS:
+            # What its file asks for and nothing here does is refused before any work, not when images come.
+            from alula.codecs import images_codec  # noqa: PLC0415 - a build of texts needs no codec yet
+
+            images_codec(checkpoint.folder, spec)
+        if spec.writes:
+            precisions = precisions_here(engine, request.precision, traits, writes=True)
+        refuse_without_rows(precisions, request, writes=spec.writes)
+        left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
+    spec = replace(spec, name=request.name or spec.name)
+    data, seen, skip = None, {}, request.skip_bad_rows
+    if request.data is not None:
+        data = read(request.data, spec.task, skip_bad=skip, inputs=spec.parts[0].inputs)
+    if traffic := request.compiling.traffic:
+        seen = seen_in(traffic, spec, checkpoint.folder, progress, skip_bad=skip)
+    return Resolved(
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=engine,
+        traits=traits,
+        precisions=tuple(precision for precision in precisions if precision not in left),
+        left=left,
+        opset=opset,
+        plan=plan_of(spec, request.axes, request.compiling, seen),
+        reference=choose(request.reference, spec),
+        data=data,
+    )
+
+
+def provable(precisions: tuple[str, ...], request: BuildRequest) -> tuple[str, ...]:
+    """The precisions that can be proved with what is given: eight bits are calibrated and judged on the user's rows.
+
+    Weights alone are judged without rows where a model writes text, so those may be all that is left out.
+    """
+    if request.data is not None:
+        return precisions
+    options = {
+        "--budget": request.budget is not None,
+        "--metric": request.metric is not None,
+        "--skip-bad-rows": request.skip_bad_rows and request.compiling.traffic is None,
+    }
+    for option, given in options.items():
+        if given:
+            raise InputError(f"{option} says what may be lost on your rows; give them with --data FILE")
+    return tuple(p for p in precisions if p not in CALIBRATED and not p.endswith("-mixed"))
+
+
+def refuse_without_rows(precisions: tuple[str, ...], request: BuildRequest, *, writes: bool | None) -> None:
+    """Refuse what nothing is left of; while nobody knows whether the model `writes` text, weights alone may be."""
+    if precisions or (writes is None and "-weights" in request.precision):
+        return
+    raise InputError(
+        f"precision {request.precision!r} is calibrated and judged on your rows; give them with --data FILE"
+    )
