@@ -83,12 +83,12 @@ class Inside:
             self._fill(calls[index], at)
             for spec in self._session.inputs:
                 size = lane._bytes(spec.name, lane._seen[at].shapes)
-                cuda.copy_in(lane._device[spec.name], lane._host[spec.name], size, lane._stream)
-            cuda.synchronize(lane._stream)
+                cuda.copy_in(lane._device[spec.name], lane._host[spec.name], size, lane.stream)
+            cuda.synchronize(lane.stream)
 
         def call(index: int) -> None:
-            cuda.launch(graph, lane._stream)
-            cuda.synchronize(lane._stream)
+            cuda.launch(graph, lane.stream)
+            cuda.synchronize(lane.stream)
 
         return one_by_one(call, len(calls), arrange)
 
@@ -114,12 +114,12 @@ class Inside:
         context = lane._contexts[seen.profile]
 
         def enqueue() -> None:
-            if not context.execute_async_v3(lane._stream):
+            if not context.execute_async_v3(lane.stream):
                 raise RunError("the layers alone could not be queued")
 
         enqueue()
-        self._cuda.synchronize(lane._stream)
-        return self._cuda.capture(lane._stream, enqueue)
+        self._cuda.synchronize(lane.stream)
+        return self._cuda.capture(lane.stream, enqueue)
 
     def _fill(self, feeds: Feeds, at: Key) -> None:
         for name, array in feeds.items():

@@ -33,7 +33,7 @@ PROFILE = Profile(
         "batch": Range(1, 2, 4),
         "length": Range(1, 8, 16),
         "width": Range(32, 320, 640),
-        "past": Range(0, 8, 16, least=0),
+        "past": Range(1, 8, 16),
         "total": Range(1, 16, 32),
         "source": Range(1, 8, 16),
         "answers": Range(1, 1, 16),

@@ -3,7 +3,7 @@
 from onnx_ir import Model
 
 from alula.graphs.engines import half_policy, halves, passes_for
-from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes
+from alula.graphs.half import beyond_fp16, half_layers, observe_magnitudes, shrink, shrinkage
 from alula.graphs.passes.choice import Policy
 from alula.graphs.passes.switch import SWITCHES
 from alula.graphs.quantize import (
@@ -41,6 +41,8 @@ __all__ = [
     "rewrite",
     "save",
     "scheme_for",
+    "shrink",
+    "shrinkage",
     "smoothing_for",
     "switchable",
 ]

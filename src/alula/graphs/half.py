@@ -17,6 +17,7 @@ from alula.graphs.passes.choice import HALF, Policy, is_layer
 from alula.graphs.passes.edit import constant, is_constant, retype
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.precision import ToFloat16
+from alula.graphs.passes.shrink import ShrinkStream, stream_of
 from alula.graphs.rewrite import Pass, rewrite
 
 # What was measured is the largest of some rows, and others may have more. MiniLM and a BERT tagger, 132 values each
@@ -69,6 +70,23 @@ def beyond_fp16(model: ir.Model, largest: Mapping[str, float], policy: Policy = 
         if not (math.isfinite(largest[name]) and largest[name] <= BEYOND):
             found.update(str(node.name) for node in nodes)
     return frozenset(found)
+
+
+def shrinkage(model: ir.Model, largest: Mapping[str, float]) -> float:
+    """What the stream between layers has to be multiplied by to be fp16: a power of two, 1 where it is, or is none.
+
+    `largest` is by the names of `observe_magnitudes` of the same model. Pure.
+    """
+    stream = stream_of(model)
+    if stream is None:
+        return 1.0
+    most = max(largest.get(f"{value.name}{_ENDING}", 0.0) for value in (*stream.values, *stream.added))
+    return 2.0 ** -max(0, math.ceil(math.log2(most / BEYOND))) if 0 < most < math.inf else 1.0
+
+
+def shrink(model: ir.Model, scale: float) -> ir.Model:
+    """The model with its stream multiplied, or as it is by 1."""
+    return model if scale == 1 else rewrite(model, [ShrinkStream(scale)])
 
 
 class Measure(InPlacePass):
