@@ -155,7 +155,8 @@ def asked_of(  # noqa: PLR0913 - six, which is as many as a function may have he
 
     A row that cannot be asked refuses the set, or with `skip_bad` is left out.
     """
-    longest = min(sizes.max for axis, sizes in profile.axes.items() if axis in {"total", "source"})
+    source = profile.axes.get("source")
+    longest = profile.holds if source is None else min(profile.holds, source.max)
     prompts = Prompts.of(tokenizer, spec).within(longest)
     found = [_request_or_why(prompts, example) for example in data.examples]
     bad = {
@@ -201,16 +202,17 @@ def proofs(  # noqa: PLR0913 - six, which is as many as a function may have here
 
 def answered(asked: Asked, teacher: Teacher, reference: Reference) -> Prompted:
     """Have the reference answer every prompt, and say what it finds likely behind each beginning of its answer."""
-    most = dict(zip(asked.scripts, asked.most, strict=True))
     whole: dict[Script, Script] = {}
     told: dict[Script, Likely] = {}
-    for group in side_by_side(asked.scripts, more=max(asked.most)):
-        prompts = stacked([script.prompt for script in group], NOTHING, left=True)
-        count = max(most[script] for script in group)
-        rows = teacher.write(prompts, count, sources_of(group), asked.spec.end_ids)
-        for script, row in zip(group, rows.tolist(), strict=True):
-            ends = [at for at, token in enumerate(row, start=1) if token in asked.spec.end_ids]
-            whole[script] = replace(script, follow=tuple(row[: min([most[script], *ends[:1]])]), greedy=True)
+    for most in set(asked.most):
+        # Those that may write less have no room for more, and all of them prompts of one length.
+        alike = [script for script, own in zip(asked.scripts, asked.most, strict=True) if own == most]
+        for group in side_by_side(alike, more=most):
+            prompts = stacked([script.prompt for script in group], NOTHING, left=True)
+            rows = teacher.write(prompts, most, sources_of(group), asked.spec.end_ids)
+            for script, row in zip(group, rows.tolist(), strict=True):
+                ends = [at for at, token in enumerate(row, start=1) if token in asked.spec.end_ids]
+                whole[script] = replace(script, follow=tuple(row[: ends[0]] if ends else row), greedy=True)
     scripts = tuple(whole[script] for script in asked.scripts)
     for group in side_by_side(scripts):
         tokens = stacked([script.tokens for script in group])
