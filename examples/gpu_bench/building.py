@@ -25,6 +25,7 @@ from alula.core.progress import Note
 from alula.core.tensor import Feeds
 from alula.data import read
 from alula.engines import backend, traits
+from alula.magnitudes import Fitted
 from alula.questions import questions_of
 from alula.rungs import NO_LAYERS, Candidate, Workshop
 from gpu_bench import record
@@ -83,7 +84,7 @@ def build(job: Job) -> Built:
         draft=Draft(scratch=to, to=to),
         evidence=(),
         calibration=calibration,
-        beyond=beyond,
+        fitted=Fitted(beyond=beyond),
     )
     made = workshop.compiled(job.precision, watch)
     built = Built(

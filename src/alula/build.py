@@ -118,7 +118,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         rehearsed=grounds.rehearsed,
         prompted=grounds.prompted,
         calibration=grounds.calibration,
-        beyond=grounds.beyond,
+        fitted=grounds.fitted,
     )
     if why := resolved.traits.cannot_run:
         climbed = compiled_only(workshop, resolved.precisions[0], why, progress)

@@ -116,7 +116,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         precisions=tuple(precision for precision in precisions if precision not in left),
         left=left,
         opset=opset,
-        plan=plan_of(spec, request.axes, request.compiling, seen),
+        plan=plan_of(spec, request.axes, request.compiling, seen, engine),
         reference=choose(request.reference, spec),
         data=data,
     )

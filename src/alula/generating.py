@@ -52,7 +52,7 @@ def open_generator(
     profile = engines["decoder"].plan.profile
     if cache_bytes is None:
         cache_bytes = usual_cache(free_bytes(), sum(_weights(engine) for engine in engines.values()))
-    room = room_of(cache_cost(engines), cache_bytes, sequences, profile.axes["total"].max)
+    room = room_of(cache_cost(engines), cache_bytes, sequences, profile.holds)
     limits = Limits(
         sequences=room.sequences,
         step_tokens=max(STEP_TOKENS, room.sequences),
@@ -60,7 +60,7 @@ def open_generator(
         block_tokens=room.block_tokens,
         blocks=room.blocks,
         waiting=waiting,
-        longest=profile.axes["total"].max,
+        longest=profile.holds,
     )
     session = open_decoding(engines, room, threads=threads)
     return Generator(session, limits, codec.decode, codec.unsettled)

@@ -13,10 +13,13 @@ from alula.core.progress import Progress
 from alula.data import Dataset
 from alula.evidence import Evidence, gather
 from alula.graphs import half_policy, halves
+from alula.magnitudes import AS_IT_IS, Fitted, fitted_to_fp16
 from alula.prompted import Asked, Prompted, asked_of, proofs
 from alula.questions import BUDGET, Promise, questions_of
 from alula.rehearsed import Rehearsed
 from alula.verify import CALIBRATED, load_metric
+
+MEASURE = "measure what leaves the range of fp16"
 
 STORED_BYTES = 4 << 20
 """Sample feeds and reference outputs that a bundle carries at most, so that it can check itself elsewhere."""
@@ -33,7 +36,7 @@ class Grounds:
     rehearsed: Rehearsed | None = None
     prompted: Prompted | None = None
     calibration: Calibration | None = None
-    beyond: frozenset[str] = frozenset()
+    fitted: Fitted = AS_IT_IS
     promise: dict[str, Any]
 
     def stored(self, precision: str) -> Stored:
@@ -51,7 +54,8 @@ def grounds_of(request: BuildRequest, resolved: Resolved, tokenizer: Path, progr
         with progress.phase(_phase(resolved)):
             rehearsed, prompted = proofs(*asking, tokenizer, asked=asked)
         about = {} if asked is None else _promised(asked, asked.data, None)
-        return Grounds(rehearsed=rehearsed, prompted=prompted, promise=about)
+        fitted = _fitted(resolved, rehearsed, progress)
+        return Grounds(rehearsed=rehearsed, prompted=prompted, fitted=fitted, promise=about)
     promise = _promise(request, resolved)
     with progress.phase(_phase(resolved)):
         evidence = gather(*asking, promise)
@@ -59,7 +63,7 @@ def grounds_of(request: BuildRequest, resolved: Resolved, tokenizer: Path, progr
     return Grounds(
         evidence=evidence,
         calibration=calibration,
-        beyond=_beyond_fp16(resolved, evidence, promise, progress),
+        fitted=Fitted(beyond=_beyond_fp16(resolved, evidence, promise, progress)),
         promise={} if promise is None else _promised(promise, promise.questions.data, calibration),
     )
 
@@ -112,14 +116,29 @@ def _calibration(
         )
 
 
+def _fitted(resolved: Resolved, rehearsed: Rehearsed, progress: Progress) -> Fitted:
+    """The same of a model that writes text, by the scripts that it is held to."""
+    if not _halves(resolved):
+        return AS_IT_IS
+    policy = half_policy(resolved.engine, resolved.opset)
+    with progress.phase(MEASURE):
+        return fitted_to_fp16(
+            resolved.checkpoint, resolved.spec, resolved.plan.profile, rehearsed.scripts, policy
+        )
+
+
+def _halves(resolved: Resolved) -> bool:
+    return any(halves(resolved.engine, precision) for precision in resolved.precisions)
+
+
 def _beyond_fp16(
     resolved: Resolved, evidence: tuple[Evidence, ...], promise: Promise | None, progress: Progress
 ) -> frozenset[str]:
     """What does not fit into fp16, by all samples and all of the user's rows."""
-    if not any(halves(resolved.engine, precision) for precision in resolved.precisions):
+    if not _halves(resolved):
         return frozenset()
     feeds = [sample.feeds for sample in evidence[0].samples]
-    with progress.phase("measure what leaves the range of fp16"):
+    with progress.phase(MEASURE):
         calls = [*feeds, *(promise.questions if promise else ())]
         policy = half_policy(resolved.engine, resolved.opset)
         return beyond_fp16(resolved.checkpoint, resolved.spec, calls, policy)

@@ -124,7 +124,7 @@ class Ladder:
         assert proved.promise is not None
         asked = shop.checkpoint, shop.spec
         if low == "fp16":
-            opened = rebuilt(*asked, shop.beyond, proved.promise)
+            opened = rebuilt(*asked, shop.fitted.beyond, proved.promise)
         else:
             assert shop.calibration is not None
             opened = switched(*asked, shop.calibration, proved.promise, shop.backend.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median, median_low
@@ -34,6 +34,17 @@ Tuned for one token of one answer. A context may be as long as the model's: what
 to bound.
 """
 
+
+GPU_AXES = {
+    "batch": Range(1, 1, 8),
+    "length": Range(1, 128, 512),
+    "total": Range(1, 512, 2048),
+    "source": Range(1, 128, 512),
+}
+"""The same where a compiler reserves memory for the largest sizes, all at once."""
+
+NARROWEST = 64
+"""Places of a cache at least where it is as wide after a step as before, and is asked for in powers of two."""
 
 STEP = 8
 """Sizes that traffic shows are widened to multiples of this."""
@@ -141,16 +152,22 @@ def asked_of(axes: Mapping[str, Range], wanted: Wanted) -> dict[str, Range]:
 
 
 def plan_of(
-    spec: ModelSpec, axes: Mapping[str, Range], wanted: Wanted, seen: Mapping[str, Range] | None = None
+    spec: ModelSpec,
+    axes: Mapping[str, Range],
+    wanted: Wanted,
+    seen: Mapping[str, Range] | None = None,
+    engine: str = "",
 ) -> Plan:
     """The ranges given, those that were `seen` in traffic, and defaults cut to what the model takes for the rest.
 
     A range that every profile replaces would say nothing, so where there is one all of these are a profile too.
     """
-    seen = seen or {}
-    base = _complete(spec, axes, seen)
-    profiles = [_complete(spec, {**axes, **own}, seen) for own in wanted.profiles]
-    if not profiles or _all_replace(axes, wanted):
+    seen, on_gpu = seen or {}, engine in GPU
+    if spec.writes and on_gpu and not wanted.profiles:
+        wanted = replace(wanted, profiles=_steps_and_prompts(axes))
+    base = _complete(spec, axes, seen, on_gpu=on_gpu)
+    profiles = [_complete(spec, {**axes, **own}, seen, on_gpu=on_gpu) for own in wanted.profiles]
+    if not profiles or (_all_replace(axes, wanted) and not (spec.writes and on_gpu)):
         profiles.insert(0, base)
     different = tuple(profile for at, profile in enumerate(profiles) if profile not in profiles[:at])
     return Plan(
@@ -164,14 +181,23 @@ def plan_of(
     )
 
 
+def _steps_and_prompts(axes: Mapping[str, Range]) -> tuple[Mapping[str, Range], ...]:
+    """One token of several answers, and prompts one by one: kernels of one would be slow for the other."""
+    length = axes.get("length", GPU_AXES["length"])
+    step = {"length": Range(1, 1, 1)}
+    return (step, {"batch": Range(1, 1, 1), "length": length}) if length.max > 1 else (step,)
+
+
 def _all_replace(axes: Mapping[str, Range], wanted: Wanted) -> bool:
     """Whether some range that was given is replaced by every profile."""
     return bool(wanted.profiles) and any(all(axis in own for own in wanted.profiles) for axis in axes)
 
 
-def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range]) -> Profile:
+def _complete(
+    spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range], *, on_gpu: bool
+) -> Profile:
     if spec.writes:
-        return _writing(spec, given)
+        return _writing(spec, given, on_gpu=on_gpu)
     known = spec.part("encoder").axes
     if unknown := sorted(set(given) - set(known)):
         has = ", ".join(sorted(known)) or "none that is open: all of its sizes are fixed"
@@ -195,8 +221,11 @@ def _complete(spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Ra
     return Profile(axes)
 
 
-def _writing(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
-    """The sizes of all parts of a model that writes text."""
+def _writing(spec: ModelSpec, given: Mapping[str, Range], *, on_gpu: bool) -> Profile:
+    """The sizes of all parts of a model that writes text.
+
+    On a GPU a cache has room for all that it may hold from the first step on, and new tokens lie beside it.
+    """
     known = [axis for part in spec.parts for axis in part.axes if axis not in DERIVED]
     for axis in given:
         if axis in DERIVED:
@@ -207,8 +236,9 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
         raise InputError(
             f"axis 'total' up to {given['total'].max}; {spec.name} takes {spec.max_length} tokens at most"
         )
-    usual = {axis: _at_most(WRITING_AXES[axis], spec.max_length) for axis in known if axis != "batch"}
-    axes = {"batch": WRITING_AXES["batch"], **usual, **given}
+    usually = GPU_AXES if on_gpu else WRITING_AXES
+    usual = {axis: _at_most(usually[axis], spec.max_length) for axis in known if axis != "batch"}
+    axes = {"batch": usually["batch"], **usual, **given}
     total = axes["total"]
     length = given.get("length", _at_most(axes["length"], total.max))
     if length.min > 1:
@@ -217,8 +247,13 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range]) -> Profile:
         raise InputError(
             f"axis 'length' up to {length.max}, and 'total', which has it in it, up to {total.max}"
         )
-    past = Range(0, max(0, total.opt - length.opt), total.max - 1, least=0)
-    axes.update(length=length, past=past, answers=Range(1, 1, length.max))
+    if on_gpu:
+        past = Range(min(NARROWEST, total.max), max(total.opt, min(NARROWEST, total.max)), total.max)
+        total = Range(*(getattr(past, end) + getattr(length, end) for end in ("min", "opt", "max")))
+        axes.update(length=length, past=past, total=total, answers=Range(1, 1, 1))
+    else:
+        past = Range(0, max(0, total.opt - length.opt), total.max - 1, least=0)
+        axes.update(length=length, past=past, answers=Range(1, 1, length.max))
     return Profile({axis: axes[axis] for axis in sorted(axes)})
 
 

@@ -160,8 +160,8 @@ class Stepping:
     inputs = outputs = ()
 
     def __init__(self, engines: Mapping[str, Engine], spec: ModelSpec) -> None:
-        axes = engines["decoder"].plan.profile.axes
-        self.past, self._most = past_of(axes["total"].max), axes["total"].max
+        self._most = engines["decoder"].plan.profile.holds
+        self.past = past_of(self._most)
         room = Room(sequences=1, blocks=-(-self._most // BLOCK), block_tokens=BLOCK)
         self._decoding = open_decoding(engines, room)
         rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ from alula.core.model import ModelSpec
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
 from alula.evidence import Evidence, judge_all
+from alula.magnitudes import AS_IT_IS, Fitted
 from alula.prompted import Prompted
 from alula.rehearsed import Rehearsed, Stepping, past_of
 
@@ -59,8 +60,8 @@ class Candidate:
 class Workshop:
     """What every candidate of one build has in common.
 
-    `calibration` is what int8 needs, `beyond` are the nodes that fp16 must leave alone: values there do not fit. A
-    model that writes text is judged by what was `rehearsed` and by the user's prompts, every other one by the evidence.
+    `calibration` is what int8 needs, `fitted` what fp16 does, some of whose values would not fit. A model that writes
+    text is judged by what was `rehearsed` and by the user's prompts, every other one by the evidence.
     """
 
     checkpoint: families.Checkpoint
@@ -73,7 +74,7 @@ class Workshop:
     rehearsed: Rehearsed | None = None
     prompted: Prompted | None = None
     calibration: Calibration | None = None
-    beyond: frozenset[str] = NO_LAYERS
+    fitted: Fitted = AS_IT_IS
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
@@ -119,6 +120,8 @@ class Workshop:
         """The graph of one part of the checkpoint with this precision in it, as the engine runs it best."""
         opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
         model = families.write(self.checkpoint, self.spec, part, opset)
+        if graphs.halves(self.backend.name, precision):
+            model = graphs.shrink(model, self.fitted.shrink.get(part, 1.0))
         if precision in {"int8", "int8-mixed"}:
             assert self.calibration is not None
             ranges, smoothing = self.calibration.ranges, self.calibration.smoothing
@@ -135,7 +138,7 @@ class Workshop:
 
     def _beyond(self, precision: str) -> frozenset[str]:
         """The nodes to leave in fp32, where the precision would make them fp16."""
-        return self.beyond if graphs.halves(self.backend.name, precision) else NO_LAYERS
+        return self.fitted.beyond if graphs.halves(self.backend.name, precision) else NO_LAYERS
 
     def measure(self, candidates: Sequence[Candidate]) -> Measured:
         """All candidates in turns at the tuned length, so that drift of the machine meets all of them."""
@@ -150,7 +153,7 @@ class Workshop:
             ]
             if self.spec.writes:
                 # One token of one answer is what bounds writing, and what weights of fewer bits are for.
-                past = past_of(self.plan.profile.axes["total"].max)
+                past = past_of(self.plan.profile.holds)
                 return measure_calls(contenders, {}, (f"1 behind {past}", 1), Turns(rounds=ROUNDS))
             return measure(contenders, self.spec, [self._shape], Turns(rounds=ROUNDS))
 

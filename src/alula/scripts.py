@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,15 @@ from alula.core.check import Reference
 from alula.core.decoding import Logits
 from alula.core.engine import Session
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile, Range
+from alula.core.profile import PAST, Profile, Range
 from alula.core.tensor import Array, Feeds
 from alula.rehearsed import Rehearsed
 from alula.running import running
 from alula.verify import Script
 from alula.verify.texts import SINGLES
+
+if TYPE_CHECKING:
+    from alula.engines.torch_writing import TorchWriter
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -88,7 +91,7 @@ def rehearse(
 def scripts_for(teacher: Teacher, spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Script]:
     """Random ids and real texts one token after another, and prompts that are gone on with as the reference does."""
     drawn, texts = list(_drawn(spec, profile)), list(_texts(spec, profile, tokenizer))
-    most = profile.axes["total"].max
+    most = profile.holds
     answer, text = (_length(size, spec, len(drawn) + len(texts), most) for size in (ANSWER, TEXT))
     if spec.reads_source:
         yield from _answered(teacher, spec, [*drawn, *texts], answer)
@@ -110,13 +113,7 @@ def opened_teacher(
 ) -> Iterator[Teacher]:
     """Transformers on the checkpoint, or the graphs as they are written, in ONNX Runtime."""
     if reference == "pytorch":
-        from alula.engines.torch_writing import Unpacked, writer  # noqa: PLC0415 - seconds to import
-
-        unpacked = None
-        if families.is_gguf(checkpoint):
-            weights = {name: weight.read for name, weight in families.weights_of(checkpoint).items()}
-            unpacked = Unpacked(config=checkpoint.config, weights=weights)
-        with closing(writer(checkpoint.root, spec, unpacked=unpacked)) as teacher:
+        with closing(torch_writer(checkpoint, spec)) as teacher:
             yield teacher
         return
     with ExitStack() as opened:
@@ -129,13 +126,23 @@ def opened_teacher(
         yield OwnGraphs(spec, sessions)
 
 
+def torch_writer(checkpoint: families.Checkpoint, spec: ModelSpec, *, threads: int = 0) -> TorchWriter:
+    """The checkpoint in transformers, in fp32."""
+    from alula.engines.torch_writing import Unpacked, writer  # noqa: PLC0415 - seconds to import
+
+    unpacked = None
+    if families.is_gguf(checkpoint):
+        weights = {name: weight.read for name, weight in families.weights_of(checkpoint).items()}
+        unpacked = Unpacked(config=checkpoint.config, weights=weights)
+    return writer(checkpoint.root, spec, threads=threads, unpacked=unpacked)
+
+
 def read_whole(profile: Profile) -> Profile:
     """As many rows as are read at once, each of them whole: a reference is bound by no engine's sizes."""
-    most = profile.axes["total"].max
-    wide = {"batch": READ_AT_ONCE, "length": most, "answers": most}
-    return Profile(
-        {axis: Range(1, 1, wide[axis]) if axis in wide else sizes for axis, sizes in profile.axes.items()}
-    )
+    most = profile.holds
+    wide = {axis: Range(1, 1, most) for axis in ("length", "answers", "total")}
+    wide |= {"batch": Range(1, 1, READ_AT_ONCE), PAST: Range(0, 0, most, least=0)}
+    return Profile({**profile.axes, **wide})
 
 
 class OwnGraphs:
@@ -200,7 +207,7 @@ def _length(size: int, spec: ModelSpec, prompts: int, most: int) -> int:
 
 def _longest(spec: ModelSpec, profile: Profile) -> int:
     """Tokens of a source, or of a prompt that leaves room for as many behind it."""
-    return profile.axes["source"].max if spec.reads_source else profile.axes["total"].max // 2
+    return profile.axes["source"].max if spec.reads_source else profile.holds // 2
 
 
 def _drawn(spec: ModelSpec, profile: Profile) -> Iterator[Script]:

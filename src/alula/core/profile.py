@@ -50,6 +50,12 @@ class Profile:
         """The profiles it is made of, each without gaps: the tuned ones, or itself."""
         return self.tuned or (self,)
 
+    @property
+    def holds(self) -> int:
+        """The most tokens that a decoder holds: all that it sees, or what fits into a past that is never empty."""
+        past = self.axes[PAST]
+        return past.max if past.min else self.axes["total"].max
+
     def of(self, axes: Collection[str]) -> Profile:
         """The same sizes, of these axes alone: those of one part of a model."""
         kept = {axis: sizes for axis, sizes in self.axes.items() if axis in axes}

@@ -93,6 +93,8 @@ numbers. Four-bit weights make files smaller, and no CPU tried faster than int8 
 WRITING: Mapping[str, tuple[Precision, ...]] = {
     "openvino": ("fp32", "bf16", "int8-weights", "int4-weights"),
     "onnxruntime": ("fp32", "int8-weights", "int4-weights"),
+    "tensorrt": ("fp32", "bf16", "fp16"),
+    "tensorrt-rtx": ("fp32", "bf16", "fp16", "int8-weights", "int4-weights"),
 }
 """What is offered for models that write text, all of it by "auto": one token at a time is bound by reading weights."""
 
