@@ -24,7 +24,8 @@ from alula.core.errors import EngineError, InputError, MissingExtraError
 from alula.core.progress import Silent
 from alula.engines.tensorrt import vendor
 from alula.local import local_engine
-from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
+from alula.benching import BenchRequest, bench_bundles
+from alula.prove import VerifyRequest, verify_bundle
 
 NO_GPU = Traits(cannot_run="there is no CUDA GPU here")
 

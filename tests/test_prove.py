@@ -9,6 +9,7 @@ import pytest
 import served
 
 from alula import evidence as evidence_module
+from alula.benching import BenchRequest, bench_bundles
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.core.errors import EngineError, InputError
@@ -18,7 +19,7 @@ from alula.engines import backend
 from alula.engines.torch import reference
 from alula.families import describe, open_checkpoint
 from alula.local import local_engine
-from alula.prove import BenchRequest, VerifyRequest, bench_bundles, checkpoint_of, verify_bundle
+from alula.prove import VerifyRequest, checkpoint_of, verify_bundle
 
 NARROW = {"batch": Range(1, 2, 4), "length": Range(2, 16, 64)}
 """Less to compare and to measure than by default, and so quicker."""

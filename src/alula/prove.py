@@ -1,38 +1,24 @@
-"""A finished bundle, held to its reference again and measured beside PyTorch."""
+"""A finished bundle, held to its reference again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from alula import families, footprint
-from alula.bench import Contender, Measured, Shape, Turns, measure, measure_apart, shape_name
+from alula import families
 from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
 from alula.core.progress import Progress
 from alula.data import Dataset, read
 from alula.engines import backend as backend_named
-from alula.evidence import Evidence, choose, gather, judge_all, pytorch_installed
+from alula.evidence import Evidence, choose, gather, judge_all
 from alula.local import local_engine, local_engines, self_check, stored_check
 from alula.prompted import asked_of, proofs
 from alula.questions import BUDGET, Promise, questions_of
 from alula.verify import UserMetric, load_metric
-
-SHAPES = ((1, 32), (1, 128), (8, 128))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchRequest:
-    """What to measure bundles on; without shapes, on those of `SHAPES` that they take."""
-
-    shapes: tuple[Shape, ...] = ()
-    rounds: int = 30
-    threads: int = 0
-    model: str | None = None
-    pytorch: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,63 +164,6 @@ def _replaces(new: Check, old: Check) -> bool:
     return same and stricter and REFERENCES.index(new.reference) <= REFERENCES.index(old.reference)
 
 
-def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Progress) -> Measured:
-    """Measure the engines of bundles of one model, and PyTorch, in turns; each bundle keeps its own rows."""
-    first = bundles[0]
-    if first.model.writes:
-        raise InputError(
-            f"{first.root}: bench measures models that answer in one call; alula inspect shows how fast its build "
-            "found this one to write"
-        )
-    for bundle in bundles:
-        if bundle.model.digest != first.model.digest or bundle.model.task != first.model.task:
-            raise InputError(
-                f"{bundle.root}: is another model than {first.root}; bench compares engines of one"
-            )
-    for bundle in bundles:
-        local_engine(bundle)  # refused before PyTorch is loaded
-    request = replace(request, shapes=_shapes(bundles, request.shapes))
-    # What comes as an ONNX file is nothing that PyTorch could load.
-    beside = request.pytorch and first.model.family != families.ONNX and pytorch_installed()
-    checkpoint = checkpoint_of(first, request.model) if beside else None
-    with ExitStack() as stack:
-        contenders = []
-        if checkpoint is not None:
-            contenders.append(_pytorch(first, checkpoint, request, stack, progress))
-        contenders += [_engine(bundle, request, stack, progress) for bundle in bundles]
-        with progress.phase(
-            "measure in turns: " + ", ".join(f"{c.engine} {c.precision}" for c in contenders)
-        ):
-            measured = measure(contenders, first.model, request.shapes, Turns(rounds=request.rounds))
-    # Rows come shape by shape, and in each the contenders in their order; PyTorch, if it took part, is the first.
-    skipped = len(contenders) - len(bundles)
-    for index, bundle in enumerate(bundles, start=skipped):
-        bundle.with_timings([row.as_json() for row in measured.rows[index :: len(contenders)]])
-    return measured
-
-
-def _shapes(bundles: Sequence[Bundle], asked: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """The shapes asked for, which every bundle must take; or those of the usual ones that every bundle takes."""
-    profiles = [bundle.engine("encoder").plan.profile for bundle in bundles]
-    model = bundles[0].model
-    axes = model.parts[0].axes
-    for shape in asked:
-        if len(shape) != len(axes):
-            raise InputError(f"shape {shape_name(shape)}; {model.name} has the axes {', '.join(axes)}")
-        for profile in profiles:
-            profile.check(dict(zip(axes, shape, strict=True)))
-    if asked:
-        return asked
-    tuned = tuple(profiles[0].axes[axis].opt for axis in axes)
-    single = tuple(1 if axis == "batch" else size for axis, size in zip(axes, tuned, strict=True))
-    usual = [
-        shape
-        for shape in (SHAPES if model.reads_text else (single, tuned))
-        if all(profile.takes(dict(zip(axes, shape, strict=True))) for profile in profiles)
-    ]
-    return tuple(dict.fromkeys(usual)) or (tuned,)
-
-
 def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | None:
     """The checkpoint the bundle was built from, if its folder is at hand and unchanged; one that is named must be."""
     if model is None:
@@ -273,44 +202,3 @@ def _refuse_other(request: VerifyRequest, stored: str) -> None:
             f"reference {wanted!r} needs the checkpoint, which is not at hand: name it with --model; "
             f"without it the bundle can be held to its stored outputs ({stored})"
         )
-
-
-def _pytorch(
-    bundle: Bundle,
-    checkpoint: families.Checkpoint,
-    request: BenchRequest,
-    stack: ExitStack,
-    progress: Progress,
-) -> Contender:
-    """PyTorch eager in fp32, as users run it; load time and memory come from a process of its own."""
-    from alula.engines import torch as torch_engine  # noqa: PLC0415 - seconds to import, and often absent
-
-    with progress.phase("load PyTorch alone"):
-        command = footprint.command(bundle.root, request.shapes, request.threads, checkpoint.root)
-        alone = measure_apart(command)
-    session = torch_engine.reference(checkpoint.root, bundle.model, threads=request.threads)
-    return Contender(
-        engine="torch",
-        precision="fp32",
-        session=stack.enter_context(closing(session)),
-        load_ms=alone.load_ms,
-        peak_host_bytes=alone.peak_host_bytes,
-    )
-
-
-def _engine(bundle: Bundle, request: BenchRequest, stack: ExitStack, progress: Progress) -> Contender:
-    """A bundle's engine, with the worst of its checks against the strongest reference."""
-    engine = local_engine(bundle)
-    with progress.phase(f"load {engine.backend} {engine.graph.precision} alone"):
-        alone = measure_apart(footprint.command(bundle.root, request.shapes, request.threads))
-    session = backend_named(engine.backend).open(engine, threads=request.threads)
-    checks = [check for check in bundle.checks if check.reference != "own-graph"] or list(bundle.checks)
-    return Contender(
-        engine=engine.backend,
-        precision=engine.graph.precision,
-        session=stack.enter_context(closing(session)),
-        load_ms=alone.load_ms,
-        peak_host_bytes=alone.peak_host_bytes,
-        metric=checks[0].metric if checks else None,
-        worst=checks[0].worst if checks else None,
-    )

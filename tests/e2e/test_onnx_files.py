@@ -29,7 +29,8 @@ from alula.core.errors import InputError
 from alula.core.profile import Range
 from alula.core.progress import Silent
 from alula.families import imported
-from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
+from alula.benching import BenchRequest, bench_bundles
+from alula.prove import VerifyRequest, verify_bundle
 from alula.serve import ServeOptions
 from alula.serve.service import Service
 

@@ -28,7 +28,8 @@ from alula.engines import rows
 from alula.families import t5, writing
 from alula.families.decoder_settings import read_decoder_settings
 from alula.local import local_engines
-from alula.prove import BenchRequest, VerifyRequest, bench_bundles, verify_bundle
+from alula.benching import BenchRequest, bench_bundles
+from alula.prove import VerifyRequest, verify_bundle
 
 KINDS = ("llama", "qwen3", "t5", "mt5")
 ENGINES = ("onnxruntime", "openvino")

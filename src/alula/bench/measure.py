@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,16 @@ Clock: TypeAlias = Callable[[], int]
 
 Times: TypeAlias = Sequence[Sequence[float]]
 """Milliseconds of each counted call of one engine, by round."""
+
+
+@runtime_checkable
+class Begins(Protocol):
+    """A session that has to be made ready for a turn."""
+
+    def begin(self) -> None:
+        """Make ready; not timed."""
+        ...
+
 
 Shape: TypeAlias = tuple[int, ...]
 """Sizes of a model's axes in their order: rows and tokens for text, rows alone for images of a fixed size."""
@@ -114,6 +124,7 @@ def in_turns(
 ) -> list[list[list[float]]]:
     """Times in ms by session, round and call: A B C, A B C, ... after a warm-up that is not counted."""
     for session in sessions:
+        _make_ready(session)
         for _ in range(turns.warm_up):
             session.run(feeds)
     times: list[list[list[float]]] = [[] for _ in sessions]
@@ -122,9 +133,15 @@ def in_turns(
         if done >= turns.least and clock() - begun > turns.seconds * 1e9:
             break
         for session, kept in zip(sessions, times, strict=True):
+            _make_ready(session)
             session.run(feeds)
             kept.append([_timed(session, feeds, clock) for _ in range(turns.calls)])
     return times
+
+
+def _make_ready(session: Session) -> None:
+    if isinstance(session, Begins):
+        session.begin()
 
 
 def full_feeds(spec: ModelSpec, shape: Shape, seed: int = 0) -> Feeds:

@@ -15,6 +15,11 @@ from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
 from alula.core.machine import cpu_name, usable_cores
 
+WRITING = (
+    "SEQUENCESxPROMPT: until all have their first token, items are tokens read; "
+    "SEQUENCESxPROMPT+NEW: one token more of each, items are tokens written"
+)
+
 
 def bench(
     bundles: list[Path] = typer.Argument(
@@ -23,7 +28,8 @@ def bench(
     shapes: str | None = typer.Option(
         None,
         help="Shapes to measure, ROWSxTOKENS, separated by commas; if not given, those of 1x32, 1x128 and 8x128 "
-        "that the bundles take.",
+        "that the bundles take. Of models that write text SEQUENCESxPROMPT is the time to their first tokens, and "
+        "SEQUENCESxPROMPT+NEW that of each of so many tokens behind them: 1x128,1x512,1x128+32,8x128+32.",
     ),
     rounds: int = typer.Option(
         30,
@@ -43,7 +49,7 @@ def bench(
     if figure is not None:
         check_figure(figure)
 
-    from alula.prove import BenchRequest, bench_bundles  # noqa: PLC0415 - `alula --help` stays quick
+    from alula.benching import BenchRequest, bench_bundles  # noqa: PLC0415 - `alula --help` stays quick
 
     request = BenchRequest(shapes=sizes, rounds=rounds, threads=threads, model=model, pytorch=pytorch)
     opened = [Bundle.open(bundle) for bundle in bundles]
@@ -55,6 +61,8 @@ def bench(
         print_json("bench", rows, bundles=[str(bundle) for bundle in bundles], ratios=ratios)
     else:
         print_rows(f"{opened[0].model.name}, in turns", *table(measured.rows, measured.ratios))
+        if opened[0].model.writes:
+            print(WRITING)
         print(f"on {where}; accuracy: the worst of the bundle's checks against its reference")
     if figure is not None:
         title = f"{opened[0].model.name}: latency"
@@ -73,11 +81,17 @@ def check_figure(path: Path, option: str = "--figure") -> None:
 
 
 def parse_shapes(text: str, option: str = "--shapes") -> tuple[tuple[int, ...], ...]:
-    """`1x128,8x128` as sizes of the model's axes, rows first; which axes there are is the model's to say."""
+    """`1x128,8x128` as sizes of the model's axes, rows first; which axes there are is the model's to say.
+
+    `8x128+32` has a third size: of models that write text, the new tokens.
+    """
     shapes = []
     for item in text.split(","):
-        sizes = item.strip().split("x")
-        if not (item.isascii() and all(size.isdigit() for size in sizes)):
-            raise InputError(f"{option} {item!r}: expected ROWSxTOKENS, such as 1x128")
+        prompt, plus, new = item.strip().partition("+")
+        sizes = [*prompt.split("x"), new] if plus else prompt.split("x")
+        if not (item.isascii() and all(size.isdigit() for size in sizes)) or (plus and len(sizes) != 3):
+            writing = ", or of models that write text SEQUENCESxPROMPT+NEW, such as 8x128+32"
+            more = writing if option == "--shapes" else ""
+            raise InputError(f"{option} {item!r}: expected ROWSxTOKENS, such as 1x128{more}")
         shapes.append(tuple(parse_size(f"{option} {item!r}", size) for size in sizes))
     return tuple(shapes)
