@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from gpus import compiled, needs_gpu
 
+from alula.core.decoding import Room, Work
 from alula.core.engine import Plan
 from alula.core.tensor import Feeds
-from alula.engines import backend
+from alula.engines import backend, open_decoding
 
 pytestmark = [needs_gpu, pytest.mark.timeout(900)]
 
@@ -74,6 +75,35 @@ def test_a_decoder_reads_a_prompt_and_takes_a_step(
     with closing(backend("tensorrt").open(engine)) as session:
         for call in written.calls * 3:
             near(session.run(call.feeds), call.expected, written)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_decoder_keeps_its_cache_on_the_gpu(
+    precision: str, graphs: dict[str, family_graphs.Written], tmp_path: Path
+) -> None:
+    """Sequences begin, join, go on and leave; each step has the logits that arrays on the host give in fp32."""
+    written = {name: graphs[f"decoder.{name}"] for name in {"fp32", precision}}
+    plan = Plan(profile=written[precision].profile, level=LEVEL)
+    here = compiled(written[precision].graph, plan, tmp_path / "engine")
+    there = backend("onnxruntime").compile(written["fp32"].graph, plan, tmp_path / "host")
+    room = Room(sequences=4, blocks=16, block_tokens=4)
+    rng = np.random.default_rng(0)
+    with (
+        closing(open_decoding({"decoder": here}, room)) as gpu,
+        closing(open_decoding({"decoder": there}, room)) as host,
+    ):
+        for turn in range(10):
+            joining, leaving = turn % 4, (turn + 1) % 4
+            if turn < 6:
+                for each in (gpu, host):
+                    each.release(joining)
+                    each.start(joining)
+            going = [at for at in range(4) if at <= turn and (turn < 6 or at != leaving)]
+            tokens = {at: tuple(rng.integers(2, 40, 1 + 3 * (at == joining and turn < 6))) for at in going}
+            work = [Work(sequence=at, tokens=ids, answers=True) for at, ids in tokens.items()]
+            found, wanted = (np.asarray(each.step(work), np.float64) for each in (gpu, host))
+            error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+            assert error < written[precision].limit, (turn, error)
 
 
 def test_a_decoder_in_blocks_gives_the_logits_of_the_whole(
