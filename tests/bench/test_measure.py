@@ -28,6 +28,20 @@ SPEC = ModelSpec(
 )
 
 
+def test_what_makes_a_session_ready_is_not_timed() -> None:
+    world = World()
+
+    class Ready(Timed):
+        def begin(self) -> None:
+            world.ran.append("begin")
+            world.now_ns += int(1e9)
+
+    turns = Turns(rounds=2, calls=2, warm_up=1)
+    times = in_turns([Ready("a", world, 3.0), Timed("b", world, 5.0)], {"x": np.zeros(1)}, turns, world)
+    assert times == [[[3.0, 3.0]] * 2, [[5.0, 5.0]] * 2]
+    assert world.ran == ["begin", "a", "b", *["begin", "a", "a", "a", "b", "b", "b"] * 2]
+
+
 class World:
     """A clock that moves when a session runs, and a log of who ran."""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from alula.cli.axes import parse_axes, parse_profile, parse_range
@@ -72,13 +74,18 @@ def test_a_profile_that_cannot_be_read_is_refused_by_name(text: str, message: st
 
 def test_shapes_are_rows_by_tokens() -> None:
     assert parse_shapes("1x128, 8x64") == ((1, 128), (8, 64))
+    assert parse_shapes("1x128,8x128+32") == ((1, 128), (8, 128, 32))
     with pytest.raises(InputError, match="--shapes '8by64': expected ROWSxTOKENS"):
         parse_shapes("1x128,8by64")
 
 
-@pytest.mark.parametrize("text", ["1x\u00b2", "1x\u0663", "1x-2", "x", "", "1xx2"])
+@pytest.mark.parametrize(
+    "text", ["1x\u00b2", "1x\u0663", "1x-2", "x", "", "1xx2", "8+4", "8x4+", "1x2x3+4", "1x2+3+4"]
+)
 def test_a_malformed_shape_is_refused_by_name(text: str) -> None:
-    with pytest.raises(InputError, match=f"--shapes '{text}': expected ROWSxTOKENS, such as 1x128"):
+    with pytest.raises(
+        InputError, match=re.escape(f"--shapes '{text}': expected ROWSxTOKENS, such as 1x128, or")
+    ):
         parse_shapes(text)
 
 

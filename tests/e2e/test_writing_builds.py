@@ -17,6 +17,7 @@ import tiny_t5
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from alula import families
+from alula.benching import BenchRequest, bench_bundles
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle, Cache
 from alula.cli import main
@@ -28,7 +29,6 @@ from alula.engines import rows
 from alula.families import t5, writing
 from alula.families.decoder_settings import read_decoder_settings
 from alula.local import local_engines
-from alula.benching import BenchRequest, bench_bundles
 from alula.prove import VerifyRequest, verify_bundle
 
 KINDS = ("llama", "qwen3", "t5", "mt5")
@@ -385,9 +385,11 @@ def test_the_commands_show_and_prove_such_a_bundle(
     code, said = alula("verify", "b")
     assert code == 0
     assert said.rstrip().endswith("b: verified")
-    code, said = alula("bench", "b")
-    assert code == 2
-    assert "bench measures models that answer in one call" in said
+    code, said = alula("bench", "b", "--rounds", "3", "--shapes", "2x16,1x8+12", "--no-pytorch")
+    assert code == 0, said
+    assert "2x16" in said
+    assert "1x8+12" in said
+    assert "items are tokens written" in said
 
 
 def test_the_part_that_is_asked_for_is_written(folders: dict[str, Path]) -> None:
@@ -400,12 +402,28 @@ def test_the_part_that_is_asked_for_is_written(folders: dict[str, Path]) -> None
         families.write(checkpoint, spec, "head")
 
 
-def test_only_bundles_of_one_call_are_measured(folders: dict[str, Path], tmp_path: Path) -> None:
-    bundle = built(folders["llama"], tmp_path / "out", target="onnxruntime")
-    with pytest.raises(
-        InputError, match="bench measures models that answer in one call; alula inspect shows"
-    ):
-        bench_bundles([bundle], BenchRequest(), Silent())
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_writing_is_measured_beside_transformers(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    bundle = built(folders[kind], tmp_path / "out", target="onnxruntime")
+    shapes = ((1, 16), (3, 16, 6))
+    measured = bench_bundles([bundle], BenchRequest(shapes=shapes, rounds=6), Silent())
+    assert [(row.shape, row.label) for row in measured.rows] == [
+        (shape, label) for shape in ("1x16", "3x16+6") for label in ("torch fp32", "onnxruntime fp32")
+    ]
+    assert [row.runs for row in measured.rows] == [6, 6, 24, 24]
+    for row in measured.rows:
+        tokens = 16 if row.shape == "1x16" else 3
+        assert row.items_per_s == pytest.approx(tokens * 1e3 / row.p50_ms)
+        assert row.load_ms is not None
+        assert row.peak_host_bytes is not None
+        assert row.peak_host_bytes > 1 << 20
+    assert {(ratio.shape, ratio.baseline) for ratio in measured.ratios} == {
+        ("1x16", "torch fp32"),
+        ("3x16+6", "torch fp32"),
+    }
+    assert [row["shape"] for row in Bundle.open(bundle.root).timings] == ["1x16", "3x16+6"]
+    with pytest.raises(InputError, match="shape 1x900: prompts of 900 tokens; the engine reads "):
+        bench_bundles([bundle], BenchRequest(shapes=((1, 900),)), Silent())
 
 
 @pytest.mark.timeout(900)
