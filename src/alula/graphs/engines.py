@@ -13,8 +13,9 @@ from alula.graphs.passes.choice import FUSED, HALF, Policy
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.identities import DropIdentities
+from alula.graphs.passes.merge import MergeLinears
 from alula.graphs.passes.opset import LowerOpset
-from alula.graphs.passes.paged import StoreBfloat16, UnlessPaged
+from alula.graphs.passes.paged import IfPaged, StoreBfloat16, UnlessPaged
 from alula.graphs.passes.precision import ToBfloat16
 from alula.graphs.passes.rounding import RoundResults
 from alula.graphs.passes.shape import SliceShape
@@ -80,7 +81,7 @@ def passes_for(
     if precision == "bf16":
         passes.append(_unless_paged(engine, ToBfloat16(policy or FUSED, keep)))
         if engine == "openvino":
-            passes.append(StoreBfloat16())
+            passes += [IfPaged(MergeLinears(least=3)), StoreBfloat16()]
     if precision in _FP16:
         passes += fp16_passes(policy or HALF, keep)
         if engine == "onnxruntime":

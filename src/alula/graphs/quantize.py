@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,9 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferenc
 from alula.core.errors import InputError
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.layers import activations, cost, is_convolution, layers_of, read_by, result_of
+from alula.graphs.passes.merge import MergeLinears
 from alula.graphs.passes.pack import Packing, PackWeights
+from alula.graphs.passes.paged import is_paged
 from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
 from alula.graphs.passes.split import SplitGemm
@@ -161,7 +164,12 @@ def pack(
     in four bits loses a quarter less.
     """
     packing = packing_for(engine, precision)
-    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackWeights(packing, keep)])
+    if engine != "openvino" or not is_paged(model):
+        return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackWeights(packing, keep)])
+    # A linear that is kept by name stays one by itself.
+    merged: list[Pass] = [] if keep else [MergeLinears(least=3)]
+    packed = PackWeights(replace(packing, apart=packing.zeros == "real"), keep)
+    return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), *merged, packed])
 
 
 def packing_for(engine: str, precision: str) -> Packing:

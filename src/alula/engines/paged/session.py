@@ -11,9 +11,10 @@ from alula.core.decoding import NOTHING_GIVEN, Cost, Logits, Room, Work
 from alula.core.engine import Engine
 from alula.core.errors import CompileError, EngineError, InputError, RunError
 from alula.core.graph import Graph
-from alula.core.machine import cpu_features
+from alula.core.machine import cpu_features, usable_cores
 from alula.core.tensor import Feeds
 from alula.engines.foreign import said
+from alula.engines.paged.forms import fix, join, turn
 from alula.engines.paged.graph import read
 from alula.engines.paged.pages import Pages
 
@@ -22,26 +23,22 @@ PAGE_TOKENS = 32
 """OpenVINO's own on CPUs; a session reads it off the compiled model."""
 
 _GROUP = 32
-_FEW: Mapping[str, int] = {"int8-weights": 32, "int4-weights": 8}
-"""Up to so many tokens in a step, packed weights are faster without AMX than with it in bf16.
-
-SmolLM2-135M on one core of a Xeon with AMX (model 207), CPU milliseconds, best of 5 on a busy machine. Where a block of
-four bits has a zero of any size, OpenVINO rounds no activations: that costs half as much again, and loses nothing.
-                     1 token  8 x 1  prompts of 16    32    64   128   512
-  int8, rounded         19.7   29.6           37.7  48.3  75.7   136   545
-  int8, bf16            26.8   46.0           50.6  53.2  63.4    86   334
-  int4                  20.5   44.5           58.7  86.5   136   252   953
-  int4, bf16            24.8   43.9           52.9  56.7  65.8    93   317
-"""
+_FEW: Mapping[str, int] = {"int8-weights": 32, "int4-weights": 32}
+"""Up to so many tokens in a step, packed weights are faster without AMX than with it in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """How one compiled form of a decoder computes, and for how many tokens in a step; 0 for any number."""
+    """How one compiled form of a decoder computes, and for how many tokens in a step; 0 for any number.
+
+    The form for one token has fixed shapes. With `turned` weights in bf16 lie the other way round, and OpenVINO makes
+    one operation of a gated feed-forward.
+    """
 
     most: int
     settings: Mapping[str, object]
     half_attention: bool = False
+    turned: bool = False
 
 
 def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
@@ -51,23 +48,34 @@ def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
     bf16, there are two forms with one cache between them; each has the packed weights for itself.
     """
     fp32 = Way(most=0, settings={"KV_CACHE_PRECISION": "f32"})
-    bf16 = Way(most=0, settings={"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"})
-    has_bf16 = "avx512_bf16" in features or "amx_bf16" in features
+    bf16: dict[str, object] = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+    has_amx = "amx_bf16" in features
     if precision == "bf16":
-        return (bf16,) if has_bf16 else (fp32,)
+        return (
+            (Way(most=0, settings=bf16, turned=has_amx),) if has_amx or "avx512_bf16" in features else (fp32,)
+        )
     if precision not in _FEW:
         return (fp32,)
     rounded: dict[str, object] = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP}
-    if "amx_bf16" not in features:
-        return (Way(most=0, settings={**rounded, "KV_CACHE_PRECISION": "f32"}),)
-    few = Way(most=_FEW[precision], settings={**rounded, "KV_CACHE_PRECISION": "bf16"}, half_attention=True)
-    return (few, bf16)
+    if not has_amx:
+        rounded["KV_CACHE_PRECISION"] = "f32"
+        return (Way(most=1, settings=rounded), Way(most=0, settings=rounded))
+    rounded["KV_CACHE_PRECISION"] = "bf16"
+    one, few = (Way(most=most, settings=rounded, half_attention=True) for most in (1, _FEW[precision]))
+    return (one, few, Way(most=0, settings=bf16))
 
 
 def compiled(graph: Graph, way: Way, settings: Mapping[str, object]) -> ov.CompiledModel:
     """One form of a decoder, ready to run."""
     try:
         model = read(graph.path, half=way.half_attention)
+        if way.most == 1:
+            fix(model)
+        if way.settings.get("INFERENCE_PRECISION_HINT") == "bf16":
+            join(model)
+        # Where a thread is alone, OpenVINO 2026.4.1 divides by the half of one, and the process is gone.
+        if way.turned and min(int(str(settings["INFERENCE_NUM_THREADS"])), usable_cores()) > 1:
+            turn(model)
         return ov.Core().compile_model(model, DEVICE, {**settings, **way.settings})
     except RuntimeError as error:
         raise CompileError(f"openvino cannot compile {graph.path}: {said(error)}") from error

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from alula.graphs.passes.blocks import Floats, Grid, Zeros, grid_of
-from alula.graphs.passes.casts import FP32
+from alula.graphs.passes.casts import FP16, FP32
 from alula.graphs.passes.choice import reaches_output
 from alula.graphs.passes.edit import Editor, is_constant
 from alula.graphs.passes.layers import is_convolution, layers_of, weight_of
@@ -38,7 +38,7 @@ class Packing:
     The first block that divides the rows is taken. Where none does, it is eight bits and a scale for the whole column.
     The last linear before an output has eight bits, by blocks of 32; with `tables` so have tables that rows are looked
     up in: by row where nobody else reads them. With `half_scales` fp16 holds the scales, so that what is restored may
-    be fp16.
+    be fp16. With `apart` real zeros are a product of their own, and the numbers are signed and have none.
     """
 
     bits: int
@@ -46,6 +46,7 @@ class Packing:
     zeros: Zeros = "none"
     tables: bool = True
     half_scales: bool = False
+    apart: bool = False
 
     def block_of(self, rows: int) -> int:
         """How many rows have a scale together; 0 where none of the blocks divides them."""
@@ -108,15 +109,19 @@ def _pack_linear(node: ir.Node, packing: Packing) -> None:
         packing = packing.by_column()
     stored = _Stored(name=str(old.name), packing=packing, block=block or rows, read=tensor.numpy)
     edit = Editor(node)
-    if packing.zeros == "real":
+    graph = edit.graph
+    if packing.zeros == "real" and not packing.apart:
         restored = _with_real_zeros(edit, stored, (rows, columns))
     else:
-        numbers = stored.numbers(edit.graph, (rows, columns))
+        numbers = stored.numbers(graph, (rows, columns))
         restored = _restored(edit, stored, numbers, (rows, columns), blocks=block > 0)
     restored.name = restored.producer().name = f"{node.name}/weight"  # type: ignore[union-attr]
     restored.shape = ir.Shape([rows, columns])
-    node.replace_input_with(1, restored)
-    _drop(edit.graph, old)
+    if packing.apart:
+        _add_moved(edit, stored, restored)
+    else:
+        node.replace_input_with(1, restored)
+    _drop(graph, old)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +141,14 @@ class _Stored:
 
     def numbers(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
         """The constant of four or eight bits."""
-        dtype, kind = _TYPES[self.packing.bits, self.packing.zeros == "none"]
+        dtype, kind = _TYPES[self.packing.bits, self.packing.zeros == "none" or self.packing.apart]
+        middle = self._middle
         return lazy(
             graph,
             f"{self.name}_{dtype.name.lower()}",
             dtype,
             shape,
-            lambda: self.grid.numbers(self.read()).reshape(shape).astype(kind),
+            lambda: (self.grid.numbers(self.read()) - middle).reshape(shape).astype(kind),
         )
 
     def scales(self, graph: ir.Graph, shape: tuple[int, ...]) -> ir.Value:
@@ -156,6 +162,21 @@ class _Stored:
         return lazy(
             graph, f"{self.name}_zeros", dtype, shape, lambda: self._zeros().reshape(shape).astype(kind)
         )
+
+    def moved(self, graph: ir.Graph, shape: tuple[int, int]) -> ir.Value:
+        """The constant of what every block adds for each one that it reads, in fp16."""
+        return lazy(
+            graph,
+            f"{self.name}_moved",
+            FP16,
+            shape,
+            lambda: (self.grid.scales * (self._middle - self._zeros())).astype(np.float16),
+        )
+
+    @property
+    def _middle(self) -> int:
+        """What is taken from numbers that are to be signed."""
+        return 1 << (self.packing.bits - 1) if self.packing.apart else 0
 
     def _zeros(self) -> Floats:
         found = self.grid.zeros
@@ -185,6 +206,22 @@ def _with_real_zeros(edit: Editor, stored: _Stored, shape: tuple[int, int]) -> i
     moved = edit.op("Sub", floats, stored.zeros(edit.graph, few))
     scaled = edit.op("Mul", moved, stored.scales(edit.graph, few))
     return edit.op("Reshape", scaled, edit.ints(rows, columns))
+
+
+def _add_moved(edit: Editor, stored: _Stored, restored: ir.Value) -> None:
+    """Beside the product: sums of what each block reads, times what its zero is away from the middle.
+
+    Exact as the zeros written out are, but for fp16, and the numbers have no zeros: OpenVINO rounds activations then.
+    """
+    given = edit.node.inputs[0]
+    assert restored.shape is not None
+    rows, columns = restored.shape.numpy()
+    blocks = rows // stored.block
+    parts = edit.op("Reshape", given, edit.ints(0, 0, blocks, stored.block))
+    sums = edit.op("ReduceSum", parts, edit.ints(-1), keepdims=0)
+    moved = edit.op("Cast", stored.moved(edit.graph, (blocks, columns)), to=FP32, dtype=FP32)
+    product = edit.op("MatMul", given, restored)
+    edit.replace(edit.op("Add", product, edit.op("MatMul", sums, moved)))
 
 
 def _tables(model: ir.Model) -> list[ir.Value]:

@@ -31,6 +31,18 @@ class UnlessPaged(InPlacePass):
         return self.other(model)
 
 
+class IfPaged(InPlacePass):
+    """Another pass, for such decoders alone."""
+
+    def __init__(self, other: InPlacePass) -> None:
+        super().__init__()
+        self.other = other
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Run the other pass, or nothing."""
+        return self.other(model) if is_paged(model) else PassResult(model, modified=False)
+
+
 class StoreBfloat16(InPlacePass):
     """Stores what a decoder multiplies by in bf16, and casts it where it is read; a table that is the head too, once.
 
