@@ -112,3 +112,62 @@ def test_a_candidate_without_checks_has_not_passed() -> None:
     assert not empty.passed
     _, rungs = choose_rung([empty], measured(1.0))
     assert rungs[0].reason == "no checks"
+
+
+def writes(precision: str, diverges: float, limit: float, agrees: float = 1.0) -> Candidate:
+    said = replace(CHECK, output="logits", reference="pytorch")
+    checks = (
+        replace(said, metric="kl_divergence", worst=diverges, limit=limit, higher_is_better=False),
+        replace(said, metric="next_token_agreement", worst=agrees, limit=0.99),
+    )
+    return replace(candidate(precision), checks=checks)
+
+
+def faster(*precisions: str) -> Measured:
+    """Each twice as fast as the one before."""
+    base = measured(8.0)
+    rows = tuple(
+        replace(base.rows[0], precision=name, p50_ms=8.0 / 2**at) for at, name in enumerate(precisions)
+    )
+    ratios = tuple(
+        RatioRow(
+            shape="1x128",
+            engine=f"fake {name}",
+            baseline="fake fp32",
+            ratio=Ratio(median=2.0**at, low=2.0**at - 0.1, high=2.0**at + 0.1, rounds=15),
+        )
+        for at, name in enumerate(precisions)
+        if at
+    )
+    return Measured(rows=rows, ratios=ratios)
+
+
+@pytest.mark.parametrize(
+    ("eight", "four", "taken"),
+    [
+        ((0.014, 1.0), 0.045, "fp32"),  # eight bits lose too much, and four more
+        ((0.014, 1.0), 0.002, "int4-weights"),  # four bits are the checkpoint's own
+        ((0.004, 0.9), 0.045, "fp32"),
+        ((0.004, 1.0), 0.045, "int4-weights"),
+    ],
+)
+def test_four_bits_are_not_taken_where_eight_failed_and_lose_less(
+    eight: tuple[float, float], four: float, taken: str
+) -> None:
+    candidates = [
+        writes("fp32", 1e-7, 1e-5),
+        writes("int8-weights", eight[0], 0.01, eight[1]),
+        writes("int4-weights", four, 0.1),
+    ]
+    chosen, rungs = choose_rung(candidates, faster("fp32", "int8-weights", "int4-weights"))
+    assert chosen.precision == taken
+    assert rungs[2].passed
+    if taken == "fp32":
+        less = "int8-weights failed, and loses less: kl_divergence "
+        assert rungs[2].reason == f"{less}{eight[0]:g} beside {four:g}"
+
+
+def test_what_fp32_is_held_to_says_nothing_of_the_others() -> None:
+    candidates = [writes("fp32", 2e-5, 1e-5), writes("int8-weights", 0.005, 0.01)]
+    chosen, _ = choose_rung(candidates, faster("fp32", "int8-weights"))
+    assert chosen.precision == "int8-weights"

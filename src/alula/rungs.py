@@ -22,6 +22,7 @@ from alula.evidence import Evidence, judge_all
 from alula.magnitudes import AS_IT_IS, Fitted
 from alula.prompted import Prompted
 from alula.rehearsed import Rehearsed, Stepping, past_of
+from alula.verify import DIVERGENCE, NEXT_TOKEN_LOSSES
 
 ROUNDS = 15
 
@@ -208,7 +209,7 @@ def choose_rung(candidates: Sequence[Candidate], measured: Measured) -> tuple[Ca
             shape=row.shape,
             times=None if c is first else speeds[c.precision].median,
             taken=c is taken,
-            reason=_reason(c, taken, first, speeds),
+            reason=_reason(c, taken, candidates, speeds),
         )
         for c, row in zip(candidates, measured.rows, strict=True)
     )
@@ -225,10 +226,30 @@ def speeds_of(candidates: Sequence[Candidate], measured: Measured) -> dict[str, 
 def fastest(candidates: Sequence[Candidate], speeds: Mapping[str, Ratio]) -> Candidate | None:
     """Down the precisions, whoever passed and surely gains on the best so far; None where nobody passed."""
     best: Candidate | None = None
-    for candidate in candidates:
-        if candidate.passed and (best is None or gains(candidate, best, speeds)):
+    for at, candidate in enumerate(candidates):
+        holds = candidate.passed and outdone(candidate, candidates[:at]) is None
+        if holds and (best is None or gains(candidate, best, speeds)):
             best = candidate
     return best
+
+
+def outdone(candidate: Candidate, higher: Sequence[Candidate]) -> Candidate | None:
+    """A higher precision that failed by what it says of the next token, and diverges no more than this one; or None.
+
+    Four bits are held to looser limits than eight, as a model that bears them may lose more. One that eight bits are
+    too few for is none. fp32 is held to be the model itself, and says nothing of the others.
+    """
+    own = _divergence(candidate)
+    for other in higher:
+        refused = any(not check.passed and check.metric in NEXT_TOKEN_LOSSES for check in other.checks)
+        if refused and other.precision != "fp32" and own >= _divergence(other):
+            return other
+    return None
+
+
+def _divergence(candidate: Candidate) -> float:
+    """From the reference, on the scripts that ship; NaN, which is no more and no less than anything, without one."""
+    return next((check.worst for check in candidate.checks if check.metric == DIVERGENCE), float("nan"))
 
 
 def gains(candidate: Candidate, on: Candidate, speeds: Mapping[str, Ratio]) -> bool:
@@ -253,21 +274,34 @@ def rung_of(candidate: Candidate) -> Rung:
     )
 
 
-def _reason(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Mapping[str, Ratio]) -> str:
+def _reason(
+    candidate: Candidate, taken: Candidate, candidates: Sequence[Candidate], speeds: Mapping[str, Ratio]
+) -> str:
     if not candidate.passed:
-        failed = next((check for check in candidate.checks if not check.passed), None)
-        if failed is None:
-            return "no checks"
-        return f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
-    if candidate is not first:
-        compared = f"{_times(speeds[candidate.precision])} times as fast as {first.precision}"
-        if candidate is taken:
-            return compared
-        better = speeds[taken.precision].median >= speeds[candidate.precision].median > 1
-        return f"{taken.precision} is faster: {compared}" if better else f"no sure gain: {compared}"
-    if candidate is taken:
+        return _failure(candidate)
+    if other := outdone(candidate, candidates[: candidates.index(candidate)]):
+        less, more = _divergence(other), _divergence(candidate)
+        return f"{other.precision} failed, and loses less: {DIVERGENCE} {less:.3g} beside {more:.3g}"
+    return _gain(candidate, taken, candidates[0], speeds)
+
+
+def _failure(candidate: Candidate) -> str:
+    failed = next((check for check in candidate.checks if not check.passed), None)
+    if failed is None:
+        return "no checks"
+    return f"{failed.output} {failed.metric} {failed.worst:.3g}, limit {failed.limit:g}"
+
+
+def _gain(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Mapping[str, Ratio]) -> str:
+    if candidate is first and candidate is taken:
         return "fastest within the limits" if len(speeds) > 1 else "the only one tried"
-    return f"{taken.precision} is faster"
+    if candidate is first:
+        return f"{taken.precision} is faster"
+    compared = f"{_times(speeds[candidate.precision])} times as fast as {first.precision}"
+    if candidate is taken:
+        return compared
+    better = speeds[taken.precision].median >= speeds[candidate.precision].median > 1
+    return f"{taken.precision} is faster: {compared}" if better else f"no sure gain: {compared}"
 
 
 def _times(speed: Ratio) -> str:

@@ -14,7 +14,15 @@ from alula.verify.gate import Answer, compare, invariance
 from alula.verify.intervals import Interval
 from alula.verify.labelled import Labelled, Prediction, judge_labels
 from alula.verify.limits import CALIBRATED, LIMITS, Limits, held_to, limits_for, metrics_for, metrics_of
-from alula.verify.next_tokens import Said, Script, compare_next_tokens, same_next_tokens, some_of
+from alula.verify.next_tokens import (
+    DIVERGENCE,
+    NEXT_TOKEN_LOSSES,
+    Said,
+    Script,
+    compare_next_tokens,
+    same_next_tokens,
+    some_of,
+)
 from alula.verify.samples import Sample, alone, draw
 from alula.verify.texts import texts_for
 from alula.verify.user_metric import UserMetric, load_metric
@@ -24,7 +32,9 @@ __all__ = [
     "BEST",
     "CALIBRATED",
     "CLAUSES",
+    "DIVERGENCE",
     "LIMITS",
+    "NEXT_TOKEN_LOSSES",
     "Answer",
     "Clause",
     "Interval",

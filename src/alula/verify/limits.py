@@ -174,6 +174,16 @@ NEXT_TOKENS: Mapping[str, NextTokens] = {
             "diverge by 1.4e-3 on a model of eight billion, three bits by 0.1"
         ),
     ),
+    "fp16": NextTokens(
+        max_error=None,
+        near=0.0625,
+        agreement=0.995,
+        divergence=1e-3,
+        reason=(
+            "one rounding is 2^-11, a quarter of bf16's, and so is a choice that is the precision's; divergence "
+            "falls with the square of that, to a sixteenth, with some room for sums that engines keep in fp16"
+        ),
+    ),
     "int8-weights": NextTokens(
         max_error=None,
         near=0.25,

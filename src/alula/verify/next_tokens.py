@@ -14,6 +14,10 @@ from alula.verify.metrics import Floats
 
 OUTPUT = "logits"
 
+DIVERGENCE = "kl_divergence"
+NEXT_TOKEN_LOSSES = (DIVERGENCE, "next_token_agreement")
+"""What a precision loses of the next token."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
@@ -57,7 +61,7 @@ def compare_next_tokens(
     checks = []
     if limits.max_error is not None:
         checks.append(_check("max_error", errors(said), limits.max_error, reference))
-    checks.append(_check("kl_divergence", divergences(said), limits.divergence, reference))
+    checks.append(_check(DIVERGENCE, divergences(said), limits.divergence, reference))
     agreed, apart = agreements(said, limits)
     note = f"{apart} of {len(agreed)} fell between tokens less than {limits.near:g} apart" if apart else ""
     return (*checks, _check("next_token_agreement", agreed, limits.agreement, reference, note))
