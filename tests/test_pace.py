@@ -95,7 +95,8 @@ def test_engines_write_what_transformers_writes(bundle: Bundle) -> None:
 
 
 def profile(total: int, source: int = 64) -> Profile:
-    return Profile({"total": Range(1, 1, total), "source": Range(1, 1, source)})
+    past = Range(0, 0, total - 1, least=0)
+    return Profile({"total": Range(1, 1, total), "past": past, "source": Range(1, 1, source)})
 
 
 def test_shapes_are_those_that_every_engine_takes(bundle: Bundle) -> None:

@@ -31,23 +31,24 @@ CACHE_SHARE, CACHE_MOST = 4, 4 << 30
 """Unasked, a cache takes one part in so many of what is free besides the weights, and no more than this."""
 
 
-def open_generator(
+def open_generator(  # noqa: PLR0913 - six, which is as many as a function may have here
     bundle: Bundle,
     *,
     threads: int = 0,
     cache_bytes: int | None = None,
     sequences: int = SEQUENCES,
     waiting: int = WAITING,
+    codec: TextCodec | None = None,
 ) -> Generator:
     """The bundle's engines and tokenizer as one generator, which owns them.
 
     `cache_bytes` bounds what keys and values take, `sequences` how many answers are written at once and `waiting` how
-    many more may stand in line.
+    many more may stand in line. `codec` is the tokenizer, where it is open already.
     """
     spec = bundle.model
     if not spec.writes:
         raise InputError(f"{bundle.root}: {spec.name} is for task {spec.task!r}, which writes no text")
-    codec = TextCodec.open(bundle.tokenizer, spec)
+    codec = codec or TextCodec.open(bundle.tokenizer, spec)
     engines = local_engines(bundle)
     profile = engines["decoder"].plan.profile
     if cache_bytes is None:

@@ -188,7 +188,7 @@ def paces_of(spec: ModelSpec, profiles: Sequence[Profile], asked: Sequence[Shape
 
 def _most(spec: ModelSpec, profile: Profile) -> int:
     """The longest prompt that an engine takes."""
-    return profile.axes["source" if spec.reads_source else "total"].max
+    return profile.axes["source"].max if spec.reads_source else profile.holds
 
 
 def _refused(spec: ModelSpec, profile: Profile, shape: Shape) -> str:
@@ -201,7 +201,7 @@ def _refused(spec: ModelSpec, profile: Profile, shape: Shape) -> str:
         return f"{name}: {count} new tokens, expected at least {TURN}"
     if prompt > (most := _most(spec, profile)):
         return f"{name}: prompts of {prompt} tokens; the engine reads {most}"
-    if (total := _held(spec, shape)) > (most := profile.axes["total"].max):
+    if (total := _held(spec, shape)) > (most := profile.holds):
         return f"{name}: {total} tokens in all; the engine holds {most}"
     return ""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json
-from alula.codecs import Message
+from alula.codecs import Message, TextCodec
 from alula.core.errors import InputError
 from alula.prompting import Prompts
 
@@ -102,10 +102,10 @@ def check_writing(bundle: Bundle, asked: Writing, *, others: bool) -> None:
         raise InputError(f"task {task!r} takes --prompt TEXT, and no texts, images or arrays")
 
 
-def _opened(bundle: Bundle) -> Generator:
+def _opened(bundle: Bundle, codec: TextCodec) -> Generator:
     from alula.generating import open_generator  # noqa: PLC0415 - loads a runtime
 
-    return open_generator(bundle)
+    return open_generator(bundle, codec=codec)
 
 
 def write(
@@ -113,7 +113,7 @@ def write(
     asked: Writing,
     *,
     as_json: bool,
-    opens: Callable[[Bundle], Generator] = _opened,
+    opens: Callable[[Bundle], Generator] | None = None,
 ) -> int:
     """Answer every prompt, all of them together, and print the answers in order; the exit code."""
     prompts = Prompts.open(bundle)
@@ -121,7 +121,7 @@ def write(
     _requests(prompts, texts, asked)  # what cannot be asked is refused before an engine is loaded
 
     with Phases().phase("load the engine"):
-        generator = opens(bundle)
+        generator = opens(bundle) if opens else _opened(bundle, prompts.codec)
     with closing(generator):
         requests = _requests(prompts.within(generator.holds), texts, asked)
         answers = [Answer(prompt=text, request=each) for text, each in zip(texts, requests, strict=True)]
