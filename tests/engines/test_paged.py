@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,18 @@ import pytest
 import tiny_t5
 import tiny_writers
 from numpy.typing import NDArray
-from tiny_decoders import SIZES, Decoder, checkpoint, opened, tokens
+from tiny_decoders import SIZES, Decoder, checkpoint, opened, session_of, tokens
 
 from alula.core.decoding import Decoding, Room, Work
 from alula.core.engine import LAYERS, Engine, Plan
 from alula.core.errors import CompileError, EngineError, RunError
-from alula.core.machine import cpu_features
+from alula.core.machine import cpu_features, usable_cores
 from alula.core.profile import Profile
 from alula.engines import backend, cache_cost, open_decoding
-from alula.engines.openvino import OpenVino
+from alula.engines.openvino import OpenVino, layers_of, settings
 from alula.engines.paged.session import Paged, ways
-from alula.graphs import passes_for, rewrite, save
+from alula.engines.paged.session import compiled as compiled_form
+from alula.graphs import pack, passes_for, rewrite, save
 
 Floats = NDArray[np.float32]
 
@@ -257,6 +259,60 @@ def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
     assert asked("int4-weights", *amx) == asked("int8-weights", *amx) == few
 
 
+@pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])
+def test_packed_weights_give_the_same_by_one_token_by_few_and_by_many(
+    llama: tuple[Decoder, Engine], tmp_path: Path, precision: str
+) -> None:
+    """The form for one token has fixed shapes; in that for many, zeros of four bits are where they belong."""
+    decoder, _ = llama
+    packed = pack(decoder.graph, "openvino", precision)
+    expected = _in_onnxruntime(packed, decoder, ids := tokens(1, 46, seed=2))
+    engine = _engine(packed, tmp_path, precision)
+    for sizes in ([1] * 46, [20, 1, 24, 1], [45, 1]):
+        given, at, off = session(engine), 0, []
+        given.start(0)
+        for size in sizes:
+            row = run(given, (0, ids[0, at : at + size]))[0]
+            at += size
+            off.append(np.abs(row - expected[at - 1]).max() / np.abs(expected).max())
+        given.close()
+        # Activations in eight bits or bf16; a zero of four bits that is left out is off by more than 0.5.
+        assert max(off) < 0.06, (sizes, off)
+
+
+def _in_onnxruntime(packed: ir.Model, decoder: Decoder, ids: NDArray[np.int64]) -> Floats:
+    other = replace(decoder, graph=packed, session=session_of(packed))
+    return other.parts(ids, [ids.shape[1]])[0]
+
+
+def _engine(packed: ir.Model, folder: Path, precision: str) -> Engine:
+    graph = save(rewrite(packed, passes_for("openvino", precision)), folder / "packed.onnx", precision)
+    axes = {dim for spec in graph.inputs for dim in spec.shape if isinstance(dim, str)}
+    plan = Plan(profile=Profile({axis: tiny_writers.AXES[axis] for axis in axes}))
+    return OpenVino().compile(graph, plan, folder / "engine")
+
+
+@pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="OpenVINO fuses it for AMX alone")
+@pytest.mark.skipif(usable_cores() == 1, reason="nor for a thread by itself")
+def test_a_feed_forward_in_bf16_is_one_operation_unless_a_thread_is_alone(tmp_path: Path) -> None:
+    """OpenVINO 2026.4.1 ends the process where its one operation has one thread."""
+    sizes = {"hidden_size": 96, "intermediate_size": 64}
+    decoder = opened(tmp_path, checkpoint(tmp_path, "llama", **sizes))
+    engine = compiled(decoder, tmp_path, "bf16")
+    [way] = ways("bf16", cpu_features())
+    for threads, fused in ((1, 0), (2, 2)):
+        layers = layers_of(compiled_form(engine.graph, way, settings(threads)))
+        assert [layer["layerType"] for layer in layers].count("LLMMLP") == fused
+    expected, given = (
+        decoder.expected(ids := tokens(1, 20)),
+        open_decoding({"decoder": engine}, ROOM, threads=2),
+    )
+    given.start(0)
+    off = np.abs(run(given, (0, ids[0])) - expected[:, -1]).max() / np.abs(expected).max()
+    assert 1e-4 < off < 5e-2
+    given.close()
+
+
 def test_the_cache_costs_what_its_type_takes(llama: tuple[Decoder, Engine]) -> None:
     """Two layers, of keys and values, for two heads of 16 each."""
     assert cache_cost({"decoder": llama[1]}).token_bytes == 2 * 2 * 2 * 16 * 4
@@ -318,8 +374,6 @@ def test_what_pages_would_not_honour_is_refused(
 
 
 def test_an_engine_of_another_machine_is_compiled_again(llama: tuple[Decoder, Engine]) -> None:
-    from dataclasses import replace  # noqa: PLC0415 - nothing else needs it
-
     with pytest.raises(EngineError, match="compile it again from its graph"):
         session(replace(llama[1], target="openvino 2020.1 x86_64"))
 
@@ -339,8 +393,6 @@ def test_two_forms_share_one_cache(llama: tuple[Decoder, Engine]) -> None:
     if "amx_bf16" not in cpu_features():
         pytest.skip("one form is all that this CPU has")
     decoder, engine = llama
-    from dataclasses import replace  # noqa: PLC0415 - nothing else needs it
-
     # The graph's weights are fp32; that is no matter to the forms.
     packed = replace(engine, graph=replace(engine.graph, precision="int8-weights"))
     given, ids = session(packed), tokens(1, 48)

@@ -87,6 +87,22 @@ def test_the_graph_computes_with_what_is_restored(
     assert 0 < np.abs(given - plain).max() < 0.3 * np.abs(plain).max()
 
 
+def test_zeros_apart_are_the_zeros_that_are_written_out(
+    model: ir.Model, x: Floats, run_graph: Runner
+) -> None:
+    packing = Packing(bits=4, blocks=(32, 16), zeros="real", apart=True)
+    packed = rewrite(model, [PackWeights(packing)])
+    forms: dict[str, tuple[int, int, Zeros]] = {"one": (4, 32, "real"), "other": (4, 16, "real")}
+    wanted = by_hand(x, {**forms, "last": (8, 32, "none")})
+    (given,) = run_graph(packed, {"x": x})
+    # They are kept in fp16.
+    assert far(given, wanted) < 5e-4
+    kinds = Counter(node.op_type for node in packed.graph)
+    assert (kinds["ReduceSum"], kinds["Sub"], kinds["DequantizeLinear"]) == (2, 0, 3)
+    numbers = [each for each in packed.graph.initializers.values() if each.dtype == ir.DataType.INT4]
+    assert [tuple(each.shape or ()) for each in numbers] == [(96, 80), (80, 96)]
+
+
 def test_a_scale_off_by_two_is_seen(model: ir.Model, x: Floats, run_graph: Runner) -> None:
     wrong = pack(model, "onnxruntime", "int4-weights")
     node = [node for node in wrong.graph if node.op_type == "DequantizeLinear"][-1]
