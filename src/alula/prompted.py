@@ -33,6 +33,7 @@ from alula.verify import (
     Reply,
     Script,
     UserMetric,
+    Verdict,
     beside,
     judge_labels,
     judge_written,
@@ -98,15 +99,25 @@ class Prompted:
             given, asked.spec, asked.budget, self.reference, labelled=asked.judges_answers
         )
         if asked.judges_answers:
-            labelled = Labelled(
-                texts=[example.texts for example in asked.data.examples],
-                labels=[example.label for example in asked.data.examples],
-                expected=[asked.read(script.follow) for script in self.scripts],
-                given=[written[script] for script in self.scripts],
-            )
-            by_label = judge_labels(labelled, asked.spec, asked.budget, self.reference, asked.metric)
-            verdicts = (*by_label, *verdicts)
+            answers = [written[script] for script in self.scripts]
+            verdicts = (*self.judge_answers(answers), *verdicts)
         return tuple(verdict.kept(self.rows) for verdict in verdicts)
+
+    def judge_answers(self, written: Sequence[Prediction]) -> tuple[Verdict, ...]:
+        """What these answers lose against the reference's, by the answers that are given, or by the user's metric."""
+        asked = self.asked
+        labelled = Labelled(
+            texts=[example.texts for example in asked.data.examples],
+            labels=[example.label for example in asked.data.examples],
+            expected=self.answers,
+            given=written,
+        )
+        return judge_labels(labelled, asked.spec, asked.budget, self.reference, asked.metric)
+
+    @property
+    def answers(self) -> list[str]:
+        """What the reference wrote."""
+        return [self.asked.read(script.follow) for script in self.scripts]
 
     def _room(self, groups: Sequence[Sequence[Script]]) -> Room:
         """What any of the groups takes, its answers as long as they may be."""
@@ -221,9 +232,23 @@ def answered(asked: Asked, teacher: Teacher, reference: Reference) -> Prompted:
         for script, logits in zip(group, teacher.read(tokens, sources_of(group), last), strict=True):
             begins = len(script.prompt) - 1 - skipped
             told[script] = likely(logits[begins : begins + len(script.follow)])
-    return Prompted(
+    found = Prompted(
         asked=asked, reference=reference, scripts=scripts, likely=tuple(told[script] for script in scripts)
     )
+    if asked.judges_answers:
+        _refuse_pointless(found)
+    return found
+
+
+def _refuse_pointless(found: Prompted) -> None:
+    """Refuse answers that the reference has none of, and a metric that fails, before anything is compiled."""
+    try:
+        found.judge_answers(found.answers)
+    except InputError as error:
+        raise InputError(
+            f"{error}; it wrote {found.answers[0][:60]!r} for the first row. What matters in an answer, a --metric of "
+            "your own can look for"
+        ) from error
 
 
 def _request_or_why(prompts: Prompts, example: Example) -> Request | InputError:

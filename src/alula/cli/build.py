@@ -21,7 +21,8 @@ from alula.core.words import IMAGE_POOLINGS, ONNX_TASKS, POOLINGS, TASKS, choice
 GATE_FAILED = 3
 
 DATA = (
-    "Your rows, with labels or without, that the model is judged on: JSONL, text, CSV, Parquet or a folder."
+    "Your rows (prompts, where it writes), with labels or without, that the model is judged on: JSONL, text, CSV, "
+    "Parquet or a folder."
 )
 BUDGET = "The share of the task that may be lost on them, such as 0.4% or 0.004."
 METRIC = "A function of your own that judges in place of the task's metric."
