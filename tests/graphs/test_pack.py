@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 import openvino
 import pytest
+import tiny_t5
 from numpy.typing import NDArray
 
 from alula.core.errors import CompileError, InputError
@@ -303,3 +304,13 @@ def test_a_linear_left_is_a_fault_of_the_pass(model: ir.Model) -> None:
 
     with pytest.raises(CompileError, match="Idle did not do what it promises: n0: not packed"):
         rewrite(model, [Idle(Packing(bits=8, blocks=()))])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_a_decoder_that_reads_an_encoder_stays_in_onnxruntime(tied: bool, tmp_path: Path) -> None:
+    tiny_t5.checkpoint(tmp_path, tied=tied, d_model=64, vocab_size=1100)
+    decoder = tiny_t5.part(tmp_path, "decoder")
+    for engine, kept in (("onnxruntime", 1), ("openvino", 0)):
+        values = pack(decoder, engine, "int8-weights").graph.initializers.values()
+        shapes = [tuple(each.shape or ()) for each in values if each.dtype == ir.DataType.FLOAT]
+        assert sum(sorted(shape) == [64, 1100] for shape in shapes) == kept

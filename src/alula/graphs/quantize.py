@@ -16,7 +16,7 @@ from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.layers import activations, cost, is_convolution, layers_of, read_by, result_of
 from alula.graphs.passes.merge import MergeLinears
 from alula.graphs.passes.pack import Packing, PackWeights
-from alula.graphs.passes.paged import is_paged
+from alula.graphs.passes.paged import is_paged, reads_encoder
 from alula.graphs.passes.quantize import DEFAULT, Quantize, Scheme, Span
 from alula.graphs.passes.smooth import Factors, Smooth, factors_for
 from alula.graphs.passes.split import SplitGemm
@@ -160,10 +160,15 @@ def pack(
 ) -> ir.Model:
     """A copy whose linears, those named in `keep` excepted, read their weights from eight or four bits.
 
+    In ONNX Runtime the head of a decoder that reads an encoder stays: what FLAN-T5-small loses in eight bits, a KL
+    divergence of 0.021, is lost there but for 0.0007, and the gate lets 0.01 through.
+
     Nothing is calibrated. Smoothing, where there is any, moves precision to the channels that are large: with it MiniLM
     in four bits loses a quarter less.
     """
     packing = packing_for(engine, precision)
+    if engine == "onnxruntime" and reads_encoder(model):
+        packing = replace(packing, heads=False)
     if engine != "openvino" or not is_paged(model):
         return rewrite(model, [*_PREPARED, Smooth(smoothing, keep), PackWeights(packing, keep)])
     # A linear that is kept by name stays one by itself.

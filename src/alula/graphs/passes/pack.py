@@ -38,7 +38,8 @@ class Packing:
     The first block that divides the rows is taken. Where none does, it is eight bits and a scale for the whole column.
     The last linear before an output has eight bits, by blocks of 32; with `tables` so have tables that rows are looked
     up in: by row where nobody else reads them. With `half_scales` fp16 holds the scales, so that what is restored may
-    be fp16. With `apart` real zeros are a product of their own, and the numbers are signed and have none.
+    be fp16. With `apart` real zeros are a product of their own, and the numbers are signed and have none. Without
+    `heads` the last linear and a table that is one stay as they are.
     """
 
     bits: int
@@ -47,6 +48,7 @@ class Packing:
     tables: bool = True
     half_scales: bool = False
     apart: bool = False
+    heads: bool = True
 
     def block_of(self, rows: int) -> int:
         """How many rows have a scale together; 0 where none of the blocks divides them."""
@@ -80,19 +82,23 @@ class PackWeights(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         """One by one; each weight is packed when the model is saved."""
-        chosen = [node for node in linears(model) if node.name not in self.keep]
+        chosen = [node for node in linears(model) if not self._stays(node)]
         last = {node for node in chosen if reaches_output(node)}
         for node in chosen:
             _pack_linear(node, self.packing.last() if node in last else self.packing)
         for table in _tables(model) if self.packing.tables else ():
-            _pack_table(table, self.packing)
+            if self.packing.heads or not any(_is_head(*use) for use in table.uses()):
+                _pack_table(table, self.packing)
         return PassResult(model, bool(chosen))
 
     def ensures(self, model: ir.Model) -> None:
         """Whatever still multiplies by an fp32 constant was to be kept."""
         for node in linears(model):
-            if node.name not in self.keep:
+            if not self._stays(node):
                 raise PostconditionError(f"{node.name}: not packed")
+
+    def _stays(self, node: ir.Node) -> bool:
+        return node.name in self.keep or (not self.packing.heads and reaches_output(node))
 
 
 def linears(model: ir.Model) -> list[ir.Node]:

@@ -17,6 +17,12 @@ def is_paged(model: ir.Model) -> bool:
     return is_alone(str(value.name) for value in model.graph.inputs)
 
 
+def reads_encoder(model: ir.Model) -> bool:
+    """Whether this is a decoder that is given something of an encoder."""
+    names = [str(value.name) for value in model.graph.inputs]
+    return any(name.startswith("past.") for name in names) and not is_alone(names)
+
+
 class UnlessPaged(InPlacePass):
     """Another pass, for graphs that are not such decoders: attention over pages is made of a whole Attention."""
 
