@@ -90,7 +90,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 OWNERS: dict[str, set[str]] = {
     "torch": {"engines/torch", "engines/torch_writing", "families/traced"},
     "transformers": {"engines/torch", "engines/torch_writing", "families/traced"},
-    "openvino": {"engines/openvino", "engines/paged/forms", "engines/paged/graph", "engines/paged/session"},
+    "openvino": {
+        "engines/openvino",
+        "engines/paged/forms",
+        "engines/paged/graph",
+        "engines/paged/session",
+    },
     "onnxruntime": {"engines/onnxruntime"},
     "tensorrt": {"engines/tensorrt/vendor"},
     "tensorrt_rtx": {"engines/tensorrt/vendor"},
