@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "fp16", "int8")
 DECODERS = ("decoder", "t5-encoder", "t5-cross", "t5-decoder")
-BLOCKS = tuple(f"decoder-{first}" for first in range(0, 30, 6))
+BLOCKS = tuple(f"decoder-{first}" for first in range(0, 12, 6))
 """A decoder whole and in blocks, in the order in which one gives states to the next."""
 
 PROFILE = Profile(

@@ -69,7 +69,7 @@ def near(given: Feeds, expected: Feeds, written: family_graphs.Written) -> None:
 def test_a_decoder_reads_a_prompt_and_takes_a_step(
     name: str, precision: str, graphs: dict[str, family_graphs.Written], tmp_path: Path
 ) -> None:
-    """Thirty layers in one engine, at a level that leaves each build under five minutes."""
+    """Twelve layers in one engine, at a level that leaves each build under five minutes."""
     written = graphs[f"{name}.{precision}"]
     engine = compiled(written.graph, Plan(profile=written.profile, level=LEVEL), tmp_path / "engine")
     with closing(backend("tensorrt").open(engine)) as session:
