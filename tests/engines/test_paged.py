@@ -282,7 +282,8 @@ def test_packed_weights_give_the_same_by_one_token_by_few_and_by_many(
 
 def _in_onnxruntime(packed: ir.Model, decoder: Decoder, ids: NDArray[np.int64]) -> Floats:
     other = replace(decoder, graph=packed, session=session_of(packed))
-    return other.parts(ids, [ids.shape[1]])[0]
+    given: Floats = other.parts(ids, [ids.shape[1]])[0]
+    return given
 
 
 def _engine(packed: ir.Model, folder: Path, precision: str) -> Engine:
