@@ -88,7 +88,12 @@ def test_the_parts_in_the_words_of_tensorrt_8_6(precision: str, folder: Path, tm
         onnx.checker.check_model(ir.to_proto(graph), full_check=True)
         given = run(session_of(graph), as_declared(graph, feeds))
         for output, expected in run(written.sessions[name], feeds).items():
-            assert error(given[output], expected) < {"fp32": 1e-5, "fp16": 5e-3}[precision]
+            # A past comes back as wide as it was.
+            past = feeds.get(output.replace("present", "past"))
+            wanted = expected if past is None else expected[:, :, expected.shape[2] - past.shape[2] :]
+            assert given[output].shape == wanted.shape
+            if wanted.size:
+                assert error(given[output], wanted) < {"fp32": 1e-5, "fp16": 5e-3}[precision]
     saved = save(graph, tmp_path / "decoder.onnx", precision)
     assert compiled(saved.path, shapes(graph)).attentions == 0
 

@@ -42,6 +42,10 @@ SIZES: Mapping[str, Any] = {
 }
 
 
+WIDTH = 24
+"""Places of a past that does not grow."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoder:
     """A graph in ONNX Runtime and the model of transformers that it was written from."""
@@ -51,9 +55,15 @@ class Decoder:
     session: Runs
     reference: Any
 
+    @property
+    def in_place(self) -> bool:
+        """Whether a past comes back as wide as it was."""
+        shape = self.graph.graph.outputs[1].shape
+        return shape is not None and str(shape[2]) == "past"
+
     def empty(self, rows: int) -> Cache:
-        """A past of no tokens."""
-        shape = (rows, self.settings.kv_heads, 0, self.settings.head_size)
+        """A past of no tokens, with room for some where it does not grow."""
+        shape = (rows, self.settings.kv_heads, WIDTH * self.in_place, self.settings.head_size)
         past = [value for value in self.graph.graph.inputs if str(value.name).startswith("past")]
         return {str(value.name): np.zeros(shape, dtype_of(value)) for value in past}
 
@@ -61,6 +71,9 @@ class Decoder:
         self, ids: Ints, mask: Ints, positions: Ints, past: Cache, answers: Ints | None = None
     ) -> tuple[Floats, Cache]:
         """Logits of the new tokens, or of those among them that are named, and the cache with them in it."""
+        if self.in_place:
+            hidden = WIDTH - (mask.shape[1] - ids.shape[1])
+            mask = np.concatenate([np.zeros((len(mask), hidden), np.int64), mask], axis=1)
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": ids,
             "position_ids": positions,

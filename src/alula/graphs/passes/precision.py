@@ -110,7 +110,7 @@ class ToHalf(InPlacePass):
 
     def _halves_caches(self, graph: ir.Graph) -> bool:
         """Whether there are caches, and none comes from a node that stays fp32 because it does not fit."""
-        last = [value.producer() for value in graph.outputs if is_cache(value)]
+        last = [_grown(value) for value in graph.outputs if is_cache(value)]
         through = MOVES | {"Concat", "RotaryEmbedding"}
         made = {
             node
@@ -119,6 +119,12 @@ class ToHalf(InPlacePass):
             for node in (each, *float_producers(each, None, through))
         }
         return bool(last) and not any(node.name in self.keep for node in made)
+
+
+def _grown(value: ir.Value) -> ir.Node | None:
+    """What gives a cache, or what it is the last places of."""
+    node = value.producer()
+    return first_input(node).producer() if node is not None and node.op_type == "Slice" else node
 
 
 class ToBfloat16(ToHalf):
