@@ -299,3 +299,56 @@ def test_the_opset_is_what_this_version_reads_unless_a_lower_one_is_asked_for() 
         opset_here("tensorrt", 20, OLD)
     with pytest.raises(InputError, match=r"^opset 25 is not one of 17\.\.24$"):
         opset_here("tensorrt", 25, Traits())
+
+
+# Models that write.
+
+
+DECODER = replace(
+    TEXTS,
+    task="text-generation",
+    parts=(
+        Part(
+            name="decoder",
+            inputs=(
+                IDS,
+                TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "total")),
+                TensorSpec(name="answers", dtype="int64", shape=("answers",)),
+                TensorSpec(name="past.0.key", dtype="float32", shape=("batch", 1, "past", 4)),
+            ),
+            outputs=(OUT,),
+        ),
+    ),
+    max_length=4096,
+)
+
+
+def test_a_decoder_on_a_gpu_has_profiles_for_steps_and_for_prompts() -> None:
+    """Its past has room for all that it may hold, and new tokens lie beside it."""
+    plan = plan_of(DECODER, {}, Wanted(), engine="tensorrt")
+    step, prompt = plan.profiles
+    assert step == Profile(
+        sizes(
+            answers=(1, 1, 1), batch=(1, 1, 8), length=(1, 1, 1), past=(64, 512, 2048), total=(65, 513, 2049)
+        )
+    )
+    assert prompt == Profile(
+        sizes(
+            answers=(1, 1, 1),
+            batch=(1, 1, 1),
+            length=(1, 128, 512),
+            past=(64, 512, 2048),
+            total=(65, 640, 2560),
+        )
+    )
+    assert plan.profile.holds == 2048
+    assert len(plan_of(DECODER, {}, Wanted(), engine="openvino").profiles) == 1
+
+
+def test_profiles_that_are_given_take_the_place_of_steps_and_prompts() -> None:
+    given = Wanted(profiles=(sizes(length=(1, 1, 1), total=(16, 40, 48)),))
+    [only] = plan_of(DECODER, {}, given, engine="tensorrt").profiles
+    assert only.axes["past"] == Range(48, 48, 48), "no wider than the largest"
+    assert only.axes["total"] == Range(49, 49, 49)
+    [single] = plan_of(DECODER, sizes(length=(1, 1, 1)), Wanted(), engine="tensorrt").profiles
+    assert single.axes["length"] == Range(1, 1, 1)

@@ -241,8 +241,16 @@ def test_models_that_write_text_have_precisions_of_their_own() -> None:
         precisions_of("openvino", "fp32,int8", writes=True)
     with pytest.raises(InputError, match="precision 'int4' is not one of: auto"):
         precisions_of("openvino", "int4", writes=True)
-    with pytest.raises(InputError, match="built for openvino, onnxruntime so far, not for tensorrt"):
-        precisions_of("tensorrt", "auto", writes=True)
+    assert precisions_of("tensorrt", "auto", writes=True) == ("fp32", "bf16", "fp16")
+    with pytest.raises(InputError, match=r"built for openvino, .* so far, not for torch"):
+        precisions_of("torch", "auto", writes=True)
+
+
+def test_what_a_decoder_holds_is_what_fits_into_a_past_that_is_never_empty() -> None:
+    total = Range(1, 512, 2048)
+    grows = Profile({"past": Range(0, 511, 2047, least=0), "total": total})
+    in_place = Profile({"past": Range(64, 512, 1024), "total": Range(65, 640, 1536)})
+    assert (grows.holds, in_place.holds) == (2048, 1024)
 
 
 def test_only_what_may_be_empty_begins_at_nought() -> None:

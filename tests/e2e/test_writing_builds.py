@@ -95,6 +95,20 @@ def test_a_model_that_writes_is_built_and_held_to_transformers(
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_model_that_writes_is_compiled_for_a_gpu(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """fp16 with its range measured; what nothing here can run says that it is not verified."""
+    bundle = built(folders[kind], tmp_path / "out", target="tensorrt-rtx", precision="fp16")
+    assert not bundle.verified
+    [rung] = bundle.manifest.rungs
+    assert (rung.precision, rung.taken) == ("fp16", True)
+    decoder = bundle.manifest.engines["decoder"]
+    assert {spec.shape[2] for spec in decoder.outputs if spec.name != "logits"} == {"past"}
+    assert all((engine.path / "engine.plan").stat().st_size for engine in bundle.manifest.engines.values())
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_every_precision_is_tried_and_judged(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     bundle = built(folders[kind], tmp_path / "out", target="openvino", precision="auto")
     assert [rung.precision for rung in bundle.manifest.rungs] == [
