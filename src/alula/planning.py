@@ -183,9 +183,9 @@ def plan_of(
 
 def _steps_and_prompts(axes: Mapping[str, Range]) -> tuple[Mapping[str, Range], ...]:
     """One token of several answers, and prompts one by one: kernels of one would be slow for the other."""
-    length = axes.get("length", GPU_AXES["length"])
-    step = {"length": Range(1, 1, 1)}
-    return (step, {"batch": Range(1, 1, 1), "length": length}) if length.max > 1 else (step,)
+    step, one_by_one = {"length": Range(1, 1, 1)}, {"batch": Range(1, 1, 1)}
+    prompts = "length" not in axes or axes["length"].max > 1
+    return (step, one_by_one) if prompts else (step,)
 
 
 def _all_replace(axes: Mapping[str, Range], wanted: Wanted) -> bool:
