@@ -10,8 +10,7 @@ from alula.codecs import TextCodec
 from alula.core.decoding import Cost, Room
 from alula.core.engine import Engine
 from alula.core.errors import InputError
-from alula.core.memory import free_bytes
-from alula.engines import cache_cost, open_decoding
+from alula.engines import cache_cost, open_decoding, room_left
 from alula.generate import Generator, Limits
 from alula.local import local_engines
 
@@ -52,7 +51,7 @@ def open_generator(  # noqa: PLR0913 - six, which is as many as a function may h
     engines = local_engines(bundle)
     profile = engines["decoder"].plan.profile
     if cache_bytes is None:
-        cache_bytes = usual_cache(free_bytes(), sum(_weights(engine) for engine in engines.values()))
+        cache_bytes = usual_cache(room_left(engines), sum(_weights(engine) for engine in engines.values()))
     room = room_of(cache_cost(engines), cache_bytes, sequences, profile.holds)
     limits = Limits(
         sequences=room.sequences,

@@ -407,3 +407,9 @@ def test_a_cache_costs_twice_its_arrays_and_a_source_as_long_as_it_may_be() -> N
     assert cache_cost({"decoder": engine}) == Cost(token_bytes=2 * pair, sequence_bytes=2 * pair * 24)
     alone = replace(graph, inputs=parts()["decoder"].session.inputs)
     assert cache_cost({"decoder": replace(engine, graph=alone)}) == Cost(token_bytes=2 * pair)
+    in_place = replace(alone, outputs=parts(grows=False)["decoder"].session.outputs)
+    found = cache_cost({"decoder": replace(engine, graph=in_place)})
+    assert found == Cost(token_bytes=4 * pair, sequence_bytes=64 * 2 * pair)
+    for tokens in (1, 64, 65, 129, 2000):
+        width = max(64, 1 << (tokens - 1).bit_length())
+        assert 2 * width * pair <= found.sequence_bytes + tokens * found.token_bytes

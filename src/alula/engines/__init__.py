@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from alula.core.decoding import Cost, Decoding, Room
 from alula.core.engine import Backend, Engine, Traits
 from alula.core.errors import InputError, MissingExtraError
+from alula.core.memory import free_bytes
 
 __all__ = [
     "BACKENDS",
@@ -22,6 +23,7 @@ __all__ = [
     "importable",
     "open_decoding",
     "resolve",
+    "room_left",
     "runs_on",
     "traits",
 ]
@@ -118,6 +120,15 @@ def cache_cost(engines: Mapping[str, Engine]) -> Cost:
     from alula.engines.dense import cost  # noqa: PLC0415 - likewise
 
     return cost(engines)
+
+
+def room_left(engines: Mapping[str, Engine]) -> int | None:
+    """Free bytes of the memory in which these engines keep a cache, a GPU's or the machine's; None if nothing says."""
+    if engines["decoder"].backend not in GPU:
+        return free_bytes()
+    from alula.engines.cuda import Cuda  # noqa: PLC0415 - CPU engines do without
+
+    return Cuda().free_bytes()[0]
 
 
 def _is_paged(engines: Mapping[str, Engine]) -> bool:

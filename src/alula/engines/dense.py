@@ -294,15 +294,16 @@ def cost(engines: Mapping[str, Engine]) -> Cost:
     """What the cache of a dense session takes.
 
     Twice its arrays: what a call is given lies beside what it gives, as rows do beside those they are copied from. A
-    source is reckoned as long as the engine takes it.
+    source is reckoned as long as the engine takes it. A past that comes back as wide has the least width, or less than
+    twice the places that it needs.
     """
     decoder = engines[DECODER]
     past, cross = pasts(decoder.inputs), _checked(decoder.inputs, CROSS)
     longest = decoder.plan.profile.axes["source"].max if cross else 0
-    return Cost(
-        token_bytes=2 * sum(_bytes(spec, 1) for spec in past),
-        sequence_bytes=2 * sum(_bytes(spec, longest) for spec in cross),
-    )
+    token, source = (2 * sum(_bytes(each, size) for each in of) for of, size in ((past, 1), (cross, longest)))
+    if grows(decoder.outputs):
+        return Cost(token_bytes=token, sequence_bytes=source)
+    return Cost(token_bytes=2 * token, sequence_bytes=source + NARROWEST * token)
 
 
 def _bytes(spec: TensorSpec, places: int) -> int:
