@@ -15,6 +15,7 @@ import tiny
 
 from alula import choices as choices_module
 from alula import local, prove
+from alula.benching import BenchRequest, bench_bundles
 from alula.build import BuildRequest, build
 from alula.bundles import Bundle
 from alula.cli import main
@@ -24,7 +25,6 @@ from alula.core.errors import EngineError, InputError, MissingExtraError
 from alula.core.progress import Silent
 from alula.engines.tensorrt import vendor
 from alula.local import local_engine
-from alula.benching import BenchRequest, bench_bundles
 from alula.prove import VerifyRequest, verify_bundle
 
 NO_GPU = Traits(cannot_run="there is no CUDA GPU here")

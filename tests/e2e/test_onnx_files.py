@@ -22,6 +22,7 @@ from tiny_onnx import (
     value,
 )
 
+from alula.benching import BenchRequest, bench_bundles
 from alula.bundles import Bundle
 from alula.cli.feeds import check_feeds, show_outputs
 from alula.cli.inspect import facts
@@ -29,7 +30,6 @@ from alula.core.errors import InputError
 from alula.core.profile import Range
 from alula.core.progress import Silent
 from alula.families import imported
-from alula.benching import BenchRequest, bench_bundles
 from alula.prove import VerifyRequest, verify_bundle
 from alula.serve import ServeOptions
 from alula.serve.service import Service
