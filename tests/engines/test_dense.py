@@ -127,6 +127,19 @@ def test_a_past_that_comes_back_as_wide_is_doubled_when_it_is_full(monkeypatch: 
         run(dense, {1: [5]})
 
 
+def test_a_prompt_that_is_taken_token_by_token_is_not_copied_for_each() -> None:
+    dense, watched = opened(length=Range(1, 1, 1))
+    prompt(dense, 6)
+    assert watched.shapes() == [(1, 1, past) for past in range(6)]
+    dense, watched = opened(grows=False, length=Range(1, 1, 1), total=Range(2, 12, 49))
+    prompt(dense, 6)
+    assert all(
+        after["past.0.key"] is before["present.0.key"]
+        for before, after in zip(watched.gave, watched.seen[1:], strict=False)
+    )
+    assert len(watched.seen) == 6
+
+
 def test_those_who_come_back_under_their_old_numbers_share_a_call_again() -> None:
     dense, watched = opened()
     prompt(dense, 2, 2, 2)

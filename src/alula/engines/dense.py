@@ -215,11 +215,11 @@ class Dense:
         rows = self._where[members[0]]
         length = max(self._length(each) for each in members)
         source = max(self._where[each].source_of(each) for each in members)
-        holds = self._grows or length + left <= rows.width
-        if holds and self._are(rows, members) and self._takes(rows.count, left, rows.width, rows.source):
-            return left, rows
-        most = self._decoder.profile.most("length", {})
+        most, together = self._decoder.profile.most("length", {}), self._are(rows, members)
         for new in dict.fromkeys((left, min(left, most), 1)):
+            holds = self._grows or length + new <= rows.width
+            if together and holds and self._takes(rows.count, new, rows.width, rows.source):
+                return new, rows
             sizes = self._least(len(members), new, length, source)
             if sizes is not None:
                 picks = [(self._where[each], each) for each in members]
