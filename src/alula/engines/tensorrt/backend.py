@@ -105,17 +105,18 @@ class TensorRt:
     def open(self, engine: Engine, *, threads: int = 0) -> TensorRtSession:
         """Load an engine on the first GPU that is visible; `threads` is for CPUs."""
         cuda = Cuda()
-        # The context takes longest, so it is made while the library is imported and the file is read.
-        with ThreadPoolExecutor(1) as beside, _mapped(engine.path / FILE) as plan:
+        # The context takes longest, so it is made while the file is read and the library is imported.
+        with ThreadPoolExecutor(1) as beside:
             started = beside.submit(cuda.start)
-            lib = load(self.name)
-            failed = started.exception()
-            if reason := cannot_run(self.name):
-                raise EngineError(f"{engine.path}: built for {engine.target!r}, but {reason}")
-            if failed is not None:
-                raise failed
-            folder.check(engine, self.target, targets.runs_on)
-            return opened(engine, lib, cuda, plan)
+            with _mapped(engine.path / FILE) as plan:
+                lib = load(self.name)
+                failed = started.exception()
+                if reason := cannot_run(self.name):
+                    raise EngineError(f"{engine.path}: built for {engine.target!r}, but {reason}")
+                if failed is not None:
+                    raise failed
+                folder.check(engine, self.target, targets.runs_on)
+                return opened(engine, lib, cuda, plan)
 
     def layer_times(self, engine: Engine, feeds: Feeds, *, runs: int, threads: int = 0) -> LayerTimes:
         """Run with TensorRT's profiler on, launch by launch."""
