@@ -86,8 +86,8 @@ def test_layers_alone_compute_what_was_arranged_and_the_session_goes_on_as_befor
     Inside(session, cuda).layers(calls)(2)
     given = lane.output("embedding", (2, 9))
     given[...] = 0
-    cuda.copy_out(lane._host["embedding"], lane._device["embedding"], given.nbytes, lane._stream)
-    cuda.synchronize(lane._stream)
+    cuda.copy_out(lane._host["embedding"], lane._device["embedding"], given.nbytes, lane.stream)
+    cuda.synchronize(lane.stream)
     assert given.tobytes() == expected[1]["embedding"].tobytes()
 
 

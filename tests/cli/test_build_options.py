@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from alula import build as build_module
+from alula import choices as choices_module
 from alula.build import BuildRequest
 from alula.cli import main
 from alula.core.engine import Traits
@@ -97,7 +98,7 @@ def test_what_cannot_be_obeyed_is_refused_before_the_model_is_looked_for(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(
-        build_module, "traits_of", lambda name: NO_GPU if name == "tensorrt-rtx" else Traits()
+        choices_module, "traits_of", lambda name: NO_GPU if name == "tensorrt-rtx" else Traits()
     )
     options = options if "--target" in options else f"{options} --target openvino"
     code, line = ran(monkeypatch, capsys, "./nowhere", "-o", str(tmp_path / "out"), *options.split())
