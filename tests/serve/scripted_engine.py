@@ -102,6 +102,17 @@ def columns(feeds: Feeds) -> Feeds:
     return {"probabilities": np.eye(5, dtype=np.float32)[letters] * sure}
 
 
+def bright(feeds: Feeds) -> Feeds:
+    """Text wherever a page is bright; of a page with a blue corner nobody can say."""
+    pixels = np.asarray(feeds["x"], np.float32)
+    found = np.where(pixels.mean(1, keepdims=True) > 0.9, np.float32(0.9), np.float32(0.01))
+    found[(pixels[:, :2, 0, 0] == (1, 0)).all(1)] = np.nan
+    return {"probabilities": found}
+
+
+SEEN = {"text-recognition": columns, "text-detection": bright}
+
+
 def opener(root: Path, opening: Opening) -> Session | Generator:
     if os.environ.get("SCRIPTED_REFUSES"):
         raise InputError(f"{root}: the script refuses")
@@ -112,7 +123,7 @@ def opener(root: Path, opening: Opening) -> Session | Generator:
         return writing(opening)
     engine = bundle.engine("encoder")
     if bundle.model.task in IMAGE_TASKS:
-        seen = columns if bundle.model.task == "text-recognition" else levels
+        seen = SEEN.get(bundle.model.task, levels)
         return fake.session(engine.inputs, engine.outputs, engine.plan.profile, seen)
     named = {"reranking": {"logits": "score"}, "token-classification": {"logits": "tokens"}}
     names = named.get(bundle.model.task, {})

@@ -26,7 +26,7 @@ from alula.core.engine import Plan
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
-from alula.core.tensor import TensorSpec
+from alula.core.tensor import Dim, TensorSpec
 from alula.engines import backend
 
 SCRIPTED = (sys.executable, scripted_engine.__file__)
@@ -201,40 +201,35 @@ def make_writer(
 
 
 def make_reader(to: Path, task: str = "image-classification") -> Path:
-    """A bundle whose scripted engine reads images: their colours, or lines whose columns are letters."""
-    lines = task == "text-recognition"
-    shape = ("batch", 3, 8, "width") if lines else ("batch", 3, 4, 4)
-    pixels = TensorSpec(name="x" if lines else "pixel_values", dtype="float32", shape=shape)
-    given = TensorSpec(
-        name={"text-recognition": "probabilities", "image-embeddings": "embedding"}.get(task, "logits"),
-        dtype="float32",
-        shape=("batch", "width", 5) if lines else ("batch", 4),
-    )
+    """A bundle whose scripted engine reads images: their colours, lines whose columns are letters, or bright places."""
+    lines, pages = task == "text-recognition", task == "text-detection"
+    pixels, given, axes = _read_by(task)
     model = replace(
         spec("embeddings"),
         name=f"tiny/{task}",
         task=task,
-        family="ppocr" if lines else "resnet",
+        family="ppocr" if lines else "onnx" if pages else "resnet",
         parts=(Part(name="encoder", inputs=(pixels,), outputs=(given,)),),
         max_length=0,
         vocab_size=0,
-        labels=("", "a", "b", "c", "d") if lines else ("red", "green", "blue", "rows"),
+        labels=("", "a", "b", "c", "d") if lines else () if pages else ("red", "green", "blue", "rows"),
     )
-    profile = Profile({"batch": Range(1, 4, 4), **({"width": Range(32, 64, 320)} if lines else {})})
+    profile = Profile({"batch": Range(1, 4, 4), **axes})
+    smallest = {axis: sizes.min for axis, sizes in profile.axes.items()}
     with writing(to) as draft:
         graph = no_graph(draft, "encoder", (pixels,), (given,))
         engine = backend("fake").compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
         folder = draft.scratch / "processor"
         folder.mkdir()
-        told = {
-            "image_processor_type": "ViTImageProcessor",
-            "size": {"height": 4, "width": 4},
-            "image_mean": [0, 0, 0],
-            "image_std": [1, 1, 1],
-        }
+        told: dict[str, Any] = {"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
+        if pages:
+            told["limit_side_len"] = 64
+        else:
+            told |= {"image_processor_type": "ViTImageProcessor", "size": {"height": 4, "width": 4}}
         (folder / "preprocessor_config.json").write_text(json.dumps(told))
-        feeds = {pixels.name: np.zeros((1, 3, 8, 32) if lines else (1, 3, 4, 4), np.float32)}
-        outputs = {given.name: np.zeros((1, 32, 5) if lines else (1, 4), np.float32)}
+        feeds, outputs = (
+            {tensor.name: np.zeros(tensor.sized(smallest), np.float32)} for tensor in (pixels, given)
+        )
         manifest = Manifest(
             model=model,
             source="tests",
@@ -246,6 +241,22 @@ def make_reader(to: Path, task: str = "image-classification") -> Path:
         )
         draft.finish(manifest, (PASSED,), (), Stored(reference="pytorch", feeds=(feeds,), outputs=(outputs,)))
     return to
+
+
+def _read_by(task: str) -> tuple[TensorSpec, TensorSpec, dict[str, Range]]:
+    """What such an engine takes and gives, and which sizes of it."""
+
+    def tensor(name: str, *shape: Dim) -> TensorSpec:
+        return TensorSpec(name=name, dtype="float32", shape=("batch", *shape))
+
+    if task == "text-recognition":
+        axes = {"width": Range(32, 64, 320)}
+        return tensor("x", 3, 8, "width"), tensor("probabilities", "width", 5), axes
+    if task == "text-detection":
+        axes = dict.fromkeys(("height", "width"), Range(32, 64, 256))
+        return tensor("x", 3, "height", "width"), tensor("probabilities", 1, "height", "width"), axes
+    given = tensor("embedding" if task == "image-embeddings" else "logits", 4)
+    return tensor("pixel_values", 3, 4, 4), given, {}
 
 
 SERVE = """

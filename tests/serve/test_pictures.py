@@ -143,12 +143,6 @@ def test_a_vector_is_made_of_every_image(reading: Running) -> None:
     ]
 
 
-def test_what_finds_text_in_images_is_not_served_yet(tmp_path: Path) -> None:
-    root = served.make_reader(tmp_path / "one", "text-detection")
-    said = served.refused([root])
-    assert f"{root}: models for text-detection are not served yet; ask with alula run BUNDLE --image" in said
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -215,12 +209,13 @@ def test_images_may_be_larger_than_other_bodies_and_not_any_size(reading: Runnin
 def test_a_model_of_texts_takes_no_images(reading: Running, server: Running) -> None:
     image = {"image": ("a.png", plain(RED))}
     refused = reading.client.post("/predict", files=image, data={"model": "tiny/embeddings"})
-    assert "does embeddings, not image-classification or image-embeddings or text-recognition" in said(
+    assert "does embeddings, not image-classification or image-embeddings or text-detection or " in said(
         refused
     )
     answer = server.client.post("/predict", files=image)
-    assert "no model here does image-classification or image-embeddings or text-recognition" in said(
-        answer, 404
+    assert (
+        "no model here does image-classification or image-embeddings or text-detection or text-recognition"
+        in said(answer, 404)
     )
 
 

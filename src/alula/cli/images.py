@@ -25,6 +25,7 @@ from alula.codecs import (
 )
 from alula.core.engine import Session
 from alula.core.errors import InputError
+from alula.core.profile import Profile
 from alula.core.tensor import Array
 
 BEST = 5
@@ -48,7 +49,8 @@ def answers_of(bundle: Bundle, images: Sequence[Path], out: Path | None = None) 
     engine = local_engine(bundle)
     with closing(backend(engine.backend).open(engine)) as session:
         if isinstance(codec, DetectionCodec):
-            return [answer for image in images for answer in _boxes(session, codec, image, out)]
+            profile = engine.plan.profile
+            return [answer for image in images for answer in _boxes(session, codec, profile, image, out)]
         read = _reader(codec)
         return [
             {"image": str(image), **answer}
@@ -58,9 +60,11 @@ def answers_of(bundle: Bundle, images: Sequence[Path], out: Path | None = None) 
         ]
 
 
-def _boxes(session: Session, codec: DetectionCodec, image: Path, out: Path | None) -> list[dict[str, Any]]:
+def _boxes(
+    session: Session, codec: DetectionCodec, profile: Profile, image: Path, out: Path | None
+) -> list[dict[str, Any]]:
     page: Page = codec.encode(image)
-    boxes = codec.read(each_image(session.run(codec.collate([page])), 1)[0], page)
+    boxes = codec.read(each_image(session.run(codec.collate([page], profile)), 1)[0], page)
     if out is not None:
         draw_boxes(image, boxes, out)
     return [{"image": str(image), "points": [*map(list, box.points)], "score": box.score} for box in boxes]

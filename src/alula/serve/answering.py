@@ -16,7 +16,7 @@ from alula.core.tensor import Feeds
 from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
-from alula.serve.pictures import READING, Pictures
+from alula.serve.pictures import READING, Uploaded
 from alula.serve.service import Service
 
 EMBEDDINGS = ("embeddings",)
@@ -76,13 +76,13 @@ async def predict(catalogue: Catalogue, fields: Fields) -> Any:
     uploaded = uploads.are_in(fields.some(("inputs",)).get("inputs"))
     tasks = READING if uploaded else (*PREDICTIONS, *READING)
     service = catalogue.doing(tasks, fields.maybe("model", str))
-    if isinstance(service, Pictures):
+    if isinstance(service, Uploaded):
         return await _predict_images(service, fields)
     assert isinstance(service, Service)
     return await PREDICT[service.spec.task](service, fields)
 
 
-async def _predict_images(service: Pictures, fields: Fields) -> Any:
+async def _predict_images(service: Uploaded[Any], fields: Fields) -> Any:
     given, batch = uploads.images(fields.any("inputs"))
     best = fields.get("top_k", int, BEST) if service.spec.task == "image-classification" else BEST
     fields.done()

@@ -77,7 +77,8 @@ def document() -> dict[str, Any]:
             ),
             "/predict": _with_images(
                 _post(
-                    "Classes of texts or images, entities, answers to questions, lines in images, by the model's task",
+                    "Classes of texts or images, entities, answers to questions, boxes and lines of text in images, "
+                    "by the model's task",
                     {
                         "inputs": {
                             "description": "classes: a text, a pair, or [[text], [text, text], ...]; "

@@ -1,12 +1,13 @@
-"""A served model that reads images: their decoding, and the batcher in front of its engine."""
+"""Served models that read images, and those of them whose images are small: decoding, and the batcher behind it."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from alula.bundles import Bundle
 from alula.codecs import DetectionCodec, RecognitionCodec, classes, each_image, images_codec, vectors
@@ -14,30 +15,41 @@ from alula.codecs.images import Pixels
 from alula.codecs.recognition import STEP
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
-from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.service import Batched, Observe, Run
 from alula.serve.uploads import Upload
 
-READING = ("image-classification", "image-embeddings", "text-recognition")
+T = TypeVar("T")
+
+READING = ("image-classification", "image-embeddings", "text-detection", "text-recognition")
 """Tasks whose models are served here."""
 
 DECODERS = 2
 """Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
 
 
-class Pictures(Batched[Pixels]):
+class Uploaded(Batched[T]):
+    """A bundle being served that reads images: who decodes them, and the batcher in front of its engine."""
+
+    def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
+        super().__init__(bundle, bundle.model, run, options, observe)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+
+    @abstractmethod
+    async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
+        """What the model says of each image; of classes the `best`."""
+
+
+class Pictures(Uploaded[Pixels]):
     """A bundle being served that names what is in images, makes vectors of them, or reads lines of text."""
 
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
-        profile = bundle.engine(PART).plan.profile
+        super().__init__(bundle, run, options, observe)
         codec = images_codec(
-            bundle.processor, bundle.model, profile=profile, most_pixels=options.max_image_pixels
+            bundle.processor, bundle.model, profile=self._profile, most_pixels=options.max_image_pixels
         )
-        assert not isinstance(codec, DetectionCodec), "pages have no batches"
+        assert not isinstance(codec, DetectionCodec), "pages are read elsewhere"
         self.codec = codec
-        super().__init__(bundle, bundle.model, run, options, observe)
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
 
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
         """What the model says of each image: its `best` classes, its vector, or the line that stands in it."""

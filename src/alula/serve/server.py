@@ -15,7 +15,8 @@ from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
-from alula.serve.pictures import READING, Pictures
+from alula.serve.pages import Pages
+from alula.serve.pictures import READING, Pictures, Uploaded
 from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
 from alula.serve.service import Service
@@ -113,7 +114,8 @@ class Server:
         if bundle.model.writes:
             service = Writer(bundle, at, self.supervisor, self.options, self.metrics)
         elif bundle.model.task in READING:
-            service = Pictures(bundle, self._runner(at), self.options, self.metrics.images)
+            kind = Pages if bundle.model.task == "text-detection" else Pictures
+            service = kind(bundle, self._runner(at), self.options, self.metrics.images)
         else:
             service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
@@ -139,7 +141,7 @@ class Server:
     @property
     def largest_upload(self) -> int:
         """Bytes that the body of a request with images may have; none is taken where no model reads any."""
-        reads = any(isinstance(service, Pictures) for service in self.catalogue.services)
+        reads = any(isinstance(service, Uploaded) for service in self.catalogue.services)
         return max(self.options.max_body_bytes, self.options.max_image_bytes if reads else 0)
 
     def _loads(self) -> dict[str, Load]:

@@ -82,11 +82,6 @@ class Service(Batched[Row]):
             raise InputError(
                 f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
             )
-        if not bundle.model.reads_text:
-            task = bundle.model.task
-            raise InputError(
-                f"{bundle.root}: models for {task} are not served yet; ask with alula run BUNDLE --image FILE"
-            )
         spec = within(bundle.model, bundle.engine(PART).plan.profile)
         self.codec = TextCodec.open(bundle.tokenizer, spec)
         super().__init__(bundle, spec, run, options, observe)
