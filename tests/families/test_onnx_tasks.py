@@ -161,6 +161,30 @@ def test_what_a_task_does_not_fit_is_refused_with_what_the_file_has(
         told(file_of(tmp_path, model), task)
 
 
+def layout() -> onnx.ModelProto:
+    """Scores and distances of places, two of each, as a detector of layout gives them before boxes are made."""
+    nodes, outputs, weights = [node("Flatten", "image", "row")], [], {"places": numbers(3 * 8 * 8, 20)}
+    nodes.append(node("MatMul", "row places", "wide"))
+    for name, columns in (("scores_8", 10), ("scores_16", 10), ("boxes_8", 4), ("boxes_16", 4)):
+        weights[f"{name}_of"] = numbers(20, columns)
+        nodes.append(node("MatMul", f"wide {name}_of", name))
+        outputs.append(value(name, [1, columns]))
+    return tiny_onnx.model_of(nodes, [value("image", [1, 3, 8, 8])], outputs, weights)
+
+
+def test_a_detector_of_objects_is_refused_with_its_outputs_and_what_to_do_instead(tmp_path: Path) -> None:
+    for model, said in (
+        (layout(), r"1 inputs and 4 outputs .*scores_8 FLOAT \[1,10\], .*boxes_16 FLOAT \[1,4\]"),
+        (classifier(("n", 3, 32, 32)), r"outputs given FLOAT \[n,4\]"),
+    ):
+        instead = "detectors of objects, .* --task generic, ask with alula run BUNDLE --feeds"
+        with pytest.raises(InputError, match=f"{said}.*{instead}"):
+            told(file_of(tmp_path, model), "detection")
+    with pytest.raises(InputError, match="the output is no probability") as refused:
+        told(file_of(tmp_path, detector("Relu")), "detection")
+    assert "detectors of objects" not in str(refused.value)
+
+
 def test_labels_of_another_number_and_where_there_are_none_are_refused(tmp_path: Path) -> None:
     file, listed = file_of(tmp_path, classifier(), {"labels": '["a", "b"]'}), tmp_path / "three.txt"
     listed.write_text("a\nb\nc")

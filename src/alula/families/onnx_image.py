@@ -27,6 +27,10 @@ _DETECTS = (
     "a detector of text has one float32 input [batch, 3, height, width] whose batch is open, and one float32 output "
     "[batch, 1, height, width] of a Sigmoid; with --task generic its outputs are compared as they are"
 )
+_OBJECTS = (
+    "; detectors of objects, such as of the layout of pages, are not read here: build them with --task generic, ask "
+    "with alula run BUNDLE --feeds FILE.npz, and make boxes of the outputs yourself"
+)
 
 
 def describe_classifier(checkpoint: Checkpoint, model: ir.Model, listed: tuple[str, ...]) -> ModelSpec:
@@ -59,7 +63,9 @@ def describe_classifier(checkpoint: Checkpoint, model: ir.Model, listed: tuple[s
 def describe_detector(checkpoint: Checkpoint, model: ir.Model) -> ModelSpec:
     """What a file is that gives each pixel's probability of being one of text."""
     if reason := _no_detector(model):
-        raise InputError(f"{checkpoint.root}: {reason} (it has {shown(model)}); {_DETECTS}")
+        several = len(model.graph.outputs) > 1 or rank(model.graph.outputs[0]) in {2, 3}
+        objects = _OBJECTS if several else ""
+        raise InputError(f"{checkpoint.root}: {reason} (it has {shown(model)}); {_DETECTS}{objects}")
     (taken,) = model.graph.inputs
     sides = tuple(size(taken, axis) or name for axis, name in zip((2, 3), _SIDES, strict=True))
     pixels = TensorSpec(name=str(taken.name), dtype="float32", shape=("batch", _COLOURS, *sides))
