@@ -86,6 +86,19 @@ def test_the_fastest_within_the_limits_is_taken_if_it_surely_is(
     assert rungs[0].reason == ("bf16 is faster" if taken == "bf16" else "fastest within the limits")
 
 
+def test_what_is_no_surer_than_the_one_taken_says_so() -> None:
+    """A third that measures as a little faster is left, and is no loss beside the first."""
+    two, ratios = measured(10.0, 4.0), []
+    for precision, median in (("bf16", 2.5), ("int8-weights", 2.6)):
+        speed = Ratio(median=median, low=median - 0.3, high=median + 0.3, rounds=15)
+        ratios.append(RatioRow(shape="1x128", engine=f"fake {precision}", baseline="fake fp32", ratio=speed))
+    rows = (*two.rows, replace(two.rows[1], precision="int8-weights", p50_ms=3.85))
+    tried = [candidate("fp32"), candidate("bf16"), candidate("int8-weights")]
+    chosen, rungs = choose_rung(tried, Measured(rows=rows, ratios=tuple(ratios)))
+    assert chosen.precision == "bf16"
+    assert rungs[2].reason == "not surely faster than bf16: 2.60 (2.30-2.90) times as fast as fp32"
+
+
 def test_too_few_rounds_show_no_gain() -> None:
     chosen, _ = choose_rung([candidate("fp32"), candidate("bf16")], measured(10.0, 5.0, rounds=5))
     assert chosen.precision == "fp32"

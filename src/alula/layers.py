@@ -36,6 +36,11 @@ def timed_layers_of(bundle: Bundle, shape: Shape | None = None, *, threads: int 
 
     Without a shape, one row at the sizes that the engine was tuned for.
     """
+    if bundle.model.writes:
+        raise InputError(
+            f"{bundle.root}: writes text, and its layers are timed by no command yet; `alula bench` times it whole, "
+            "and without --time `alula inspect` says what runs"
+        )
     engine = local_engine(bundle)
     backend = backend_named(engine.backend)
     if not isinstance(backend, TimesLayers):

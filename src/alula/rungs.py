@@ -301,7 +301,11 @@ def _gain(candidate: Candidate, taken: Candidate, first: Candidate, speeds: Mapp
     if candidate is taken:
         return compared
     better = speeds[taken.precision].median >= speeds[candidate.precision].median > 1
-    return f"{taken.precision} is faster: {compared}" if better else f"no sure gain: {compared}"
+    if better:
+        return f"{taken.precision} is faster: {compared}"
+    if taken is not first and speeds[candidate.precision].median > 1:
+        return f"not surely faster than {taken.precision}: {compared}"
+    return f"no sure gain: {compared}"
 
 
 def _times(speed: Ratio) -> str:

@@ -28,6 +28,7 @@ from alula.core.progress import Silent
 from alula.engines import rows
 from alula.families import t5, writing
 from alula.families.decoder_settings import read_decoder_settings
+from alula.layers import timed_layers_of
 from alula.local import local_engines
 from alula.prove import VerifyRequest, verify_bundle
 
@@ -92,6 +93,14 @@ def test_a_model_that_writes_is_built_and_held_to_transformers(
     again = Bundle.open(bundle.root)
     assert (again.model, again.checks) == (bundle.model, bundle.checks)
     assert local_engines(again) == again.manifest.engines
+
+
+def test_layers_of_a_model_that_writes_are_shown_and_not_timed(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    bundle = built(folders["llama"], tmp_path / "out", target="openvino")
+    with pytest.raises(InputError, match="writes text, and its layers are timed by no command yet"):
+        timed_layers_of(bundle)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

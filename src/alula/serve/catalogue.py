@@ -58,7 +58,10 @@ class Catalogue:
     def __post_init__(self) -> None:
         names = [service.name for service in self.services]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(f"two bundles hold the model {twice[0]!r}; serve one of them")
+            raise InputError(
+                f"two bundles hold the model {twice[0]!r}; serve one of them, or build "
+                "one with another --name"
+            )
 
     def pick(self, kind: type[S], tasks: tuple[str, ...], model: str | None) -> S:
         """As `doing`, where one kind of service does all of the tasks."""
