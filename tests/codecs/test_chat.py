@@ -201,6 +201,19 @@ def test_tools_and_variables_reach_the_template_as_in_transformers(tmp_path: Pat
     assert said.endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("messages", "'messages' is what the conversation is rendered with"),
+        ("add_generation_prompt", "'add_generation_prompt' is what the conversation is rendered with"),
+        ("enable_thoughts", "the model's chat template reads no variable 'enable_thoughts'"),
+    ],
+)
+def test_a_variable_that_would_change_nothing_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        rendered(folder(tmp_path, CHATML), CHATS["one"], variables={name: True})
+
+
 def test_parts_are_passed_to_a_template_that_goes_over_them(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "first "}, {"type": "text", "text": "second"}]
     chat = [{"role": "user", "content": parts}]

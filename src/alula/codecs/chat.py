@@ -59,6 +59,14 @@ class ChatTemplate:
         template = self._chosen(tools is not None)
         if tools is not None and not template.reads("tools"):
             raise InputError("tools are given, and the model's chat template has no place for them")
+        own = {*self._tokens, "messages", "tools", "documents", "add_generation_prompt"}
+        for name in variables or {}:
+            if name in own:
+                raise InputError(
+                    f"{name!r} is what the conversation is rendered with, and not a variable of its own"
+                )
+            if not template.reads(name):
+                raise InputError(f"the model's chat template reads no variable {name!r}")
         return template.render(
             {
                 **self._tokens,
