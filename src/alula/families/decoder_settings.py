@@ -58,7 +58,12 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSettings:
-    """Sizes and choices; `biased` names the products that add a bias, `angles` turn a head's pairs per position."""
+    """Sizes and choices; `biased` names the products that add a bias, `angles` turn a head's pairs per position.
+
+    With `sections` a token has a position on each of several axes, and each turns so many of the pairs; `apart` counts
+    the sections over a head instead of its half, as transformers does for HunyuanOCR. Where there is an `image` token,
+    its places are taken by what a vision part made of an image.
+    """
 
     hidden: int
     layers: int
@@ -74,6 +79,9 @@ class DecoderSettings:
     biased: tuple[str, ...]
     norms: HeadNorms | None
     angles: tuple[float, ...]
+    sections: tuple[int, ...] = ()
+    apart: bool = False
+    image: int | None = None
 
 
 def read_decoder_settings(config: Mapping[str, Any], source: str = "config.json") -> DecoderSettings:

@@ -25,6 +25,8 @@ from alula.families.weights import Weights
 PART = "decoder"
 _TABLE = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_INNER = "model.language_model."
+"""What transformers puts before a language model's weights where there is a vision part beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,7 @@ class _Tokens:
     mask: ir.Value
     cosines: ir.Value
     sines: ir.Value
+    apart: bool
     past: Sequence[tuple[ir.Value, ir.Value]]
 
 
@@ -43,18 +46,23 @@ def decoder_part(s: DecoderSettings) -> Part:
     `total` is `past` and `length` together; `attention_mask` is 1 where a token may be seen, so that rows are padded
     on the left, and `position_ids` number a row's own tokens from 0. `answers` are the places among the new tokens
     that logits are wanted of, the same in every row: of a prompt the last one alone, since the head is a fifth of all
-    products of a SmolLM2-135M.
+    products of a SmolLM2-135M. Positions of several axes are [axes, batch, length]; `image` are the tokens of all
+    images in the order of their places.
     """
+    row, axes = ("batch", "length"), len(s.sections)
     ids = [
-        TensorSpec(name=name, dtype="int64", shape=("batch", "length"))
-        for name in ("input_ids", "position_ids")
+        TensorSpec(name="input_ids", dtype="int64", shape=row),
+        TensorSpec(name="position_ids", dtype="int64", shape=(axes, *row) if axes else row),
     ]
     mask = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "total"))
     answers = TensorSpec(name="answers", dtype="int64", shape=("answers",))
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "answers", s.vocab))
+    image = []
+    if s.image is not None:
+        image = [TensorSpec(name="image", dtype="float32", shape=("image_tokens", s.hidden))]
     return Part(
         name=PART,
-        inputs=(*ids, mask, answers, *_cache(s, "past", "past")),
+        inputs=(*ids, mask, answers, *image, *_cache(s, "past", "past")),
         outputs=(logits, *_cache(s, "present", "total")),
     )
 
@@ -64,14 +72,16 @@ def write_decoder(weights: Weights, s: DecoderSettings, opset: int = 23) -> ir.M
     if opset not in OPSETS:
         raise InputError(f"opset {opset} is not one that graphs are written in: {OPSETS}")
     part = decoder_part(s)
-    b = Builder(weights, "model.")
+    b = Builder(weights, _INNER if any(name.startswith(_INNER) for name in weights) else "model.")
     values = {spec.name: graph_input(spec) for spec in part.inputs}
     ids, seen = values["input_ids"], values["attention_mask"]
     b.require_rows(_TABLE, s.vocab, "vocab_size")
     x = b.op("Gather", b.weight(_TABLE, s.vocab, s.hidden), ids, path="embed_tokens")
+    if s.image is not None:
+        x = _with_image(b, x, ids, values["image"], s)
     cos, sin = _turns(b, values["position_ids"], s)
     past = [(values[f"past.{index}.key"], values[f"past.{index}.value"]) for index in range(s.layers)]
-    tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, past=past)
+    tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, apart=s.apart, past=past)
     present: list[ir.Value] = []
     for index in range(s.layers):
         x, *cache = _layer(b, x, index, tokens, s)
@@ -106,14 +116,66 @@ def _mask(b: Builder, ids: ir.Value, seen: ir.Value) -> ir.Value:
 
 
 def _turns(b: Builder, positions: ir.Value, s: DecoderSettings) -> tuple[ir.Value, ir.Value]:
-    """Cosines and sines of the new tokens' positions, [batch, length, half a head]: one look-up for all layers."""
+    """Cosines and sines of the new tokens' positions, [batch, length, half a head]: one look-up for all layers.
+
+    With sections apart they are as wide as a head, each section of it turned by the positions of one axis.
+    """
     angles, shape = np.array(s.angles, np.float32), (s.positions, s.head_size // 2)
     tables = (
         b.lazy("rotary.cosines", shape, lambda: cosines(angles, s.positions)),
         b.lazy("rotary.sines", shape, lambda: sines(angles, s.positions)),
     )
-    cos, sin = (b.op("Gather", table, positions, path="rotary") for table in tables)
+    if not s.sections:
+        cos, sin = (b.op("Gather", table, positions, path="rotary") for table in tables)
+        return cos, sin
+    if s.apart:
+        tables = _twice(b, tables[0]), _twice(b, tables[1])
+    cos, sin = (_of_axes(b, table, positions, s) for table in tables)
     return cos, sin
+
+
+def _twice(b: Builder, table: ir.Value) -> ir.Value:
+    return b.op("Concat", table, table, path="rotary", axis=1)
+
+
+def _of_axes(b: Builder, table: ir.Value, positions: ir.Value, s: DecoderSettings) -> ir.Value:
+    """What a table says of each section, by the positions of its own axis."""
+    begin, found = 0, []
+    for axis, section in enumerate(s.sections):
+        end = begin + section * (2 if s.apart else 1)
+        columns = b.op("Slice", table, b.ints(begin), b.ints(end), b.ints(1), path="rotary")
+        of_axis = b.op("Gather", positions, b.index(axis), path="rotary", axis=0)
+        found.append(b.op("Gather", columns, of_axis, path="rotary"))
+        begin = end
+    return b.op("Concat", *found, path="rotary", axis=2)
+
+
+def _with_image(b: Builder, x: ir.Value, ids: ir.Value, image: ir.Value, s: DecoderSettings) -> ir.Value:
+    """The tokens of images in the places that are kept for them, first come first served."""
+    assert s.image is not None
+    op = partial(b.op, path="image")
+    kept = op("Equal", ids, b.index(s.image))
+    flat = op("Reshape", op("Cast", kept, to=int(ir.DataType.INT64)), b.ints(-1))
+    at = op("Max", op("Sub", op("CumSum", flat, b.index(0)), b.index(1)), b.index(0))
+    # A row more, so that there is one where there is no image.
+    none = b.lazy("image.none", (1, s.hidden), lambda: np.zeros((1, s.hidden), np.float32))
+    rows = op("Concat", image, none, axis=0)
+    placed = op("Reshape", op("Gather", rows, at), op("Shape", x))
+    return op("Where", op("Unsqueeze", kept, b.ints(2)), placed, x)
+
+
+def _turned(b: Builder, x: ir.Value, tokens: _Tokens, path: str, s: DecoderSettings) -> ir.Value:
+    """Heads turned to their places."""
+    if not tokens.apart:
+        return b.op("RotaryEmbedding", x, tokens.cosines, tokens.sines, path=path)
+    # Not a rotation where the two halves of a pair have other axes, so written out.
+    cos, sin = (b.op("Unsqueeze", each, b.ints(1), path=path) for each in (tokens.cosines, tokens.sines))
+    half = s.head_size // 2
+    first, second = (
+        b.op("Slice", x, b.ints(begin), b.ints(begin + half), b.ints(3), path=path) for begin in (0, half)
+    )
+    across = b.op("Concat", b.op("Neg", second, path=path), first, path=path, axis=3)
+    return b.op("Add", b.op("Mul", x, cos, path=path), b.op("Mul", across, sin, path=path), path=path)
 
 
 def _layer(
@@ -141,9 +203,7 @@ def _attention(
         for name, count in (("q_proj", s.heads), ("k_proj", s.kv_heads), ("v_proj", s.kv_heads))
     )
     query, key = _head_norms(b, (query, key), path, s, turned=False)
-    query, key = (
-        b.op("RotaryEmbedding", each, tokens.cosines, tokens.sines, path=path) for each in (query, key)
-    )
+    query, key = (_turned(b, each, tokens, path, s) for each in (query, key))
     query, key = _head_norms(b, (query, key), path, s, turned=True)
     key, value = (
         b.op("Concat", old, new, path=path, axis=2)
