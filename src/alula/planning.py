@@ -16,6 +16,7 @@ from alula.core.progress import Progress
 from alula.core.words import TENSORS, check_opset, precisions_of
 from alula.data import read
 from alula.engines import GPU
+from alula.engines.dense import NARROWEST
 
 DEFAULT_AXES = {"batch": Range(1, 8, 64), "length": Range(2, 128, 512), "width": Range(32, 320, 2048)}
 
@@ -42,9 +43,6 @@ GPU_AXES = {
     "source": Range(1, 128, 512),
 }
 """The same where a compiler reserves memory for the largest sizes, all at once."""
-
-NARROWEST = 64
-"""Places of a cache at least where it is as wide after a step as before, and is asked for in powers of two."""
 
 STEP = 8
 """Sizes that traffic shows are widened to multiples of this."""
