@@ -247,14 +247,16 @@ def test_no_more_pages_of_a_size_go_together_than_its_profile_takes(bundle: Path
         tall, between = page((9, 9, 150, 60), size=(192, 192)), page(size=(160, 160))
         async with service.at_work():
             try:
-                given = [upload(image) for image in (MANY[0], tall, tall, tall, tall)]
-                answering = asyncio.ensure_future(service.answer(given, 5))
-                while not engine.shapes or service.batcher.waiting < 4:
+                first = asyncio.ensure_future(service.answer([upload(MANY[0])], 5))
+                while not engine.shapes:
+                    await asyncio.sleep(0.01)
+                # The engine is at the first one now, so that all others wait.
+                others = asyncio.ensure_future(service.answer([upload(tall)] * 4, 5))
+                while service.batcher.waiting < 4:
                     await asyncio.sleep(0.01)
             finally:
                 engine.open.set()
-            found = await answering
-            assert list(map(len, found)) == [2, 1, 1, 1, 1]
+            assert list(map(len, (*await first, *await others))) == [2, 1, 1, 1, 1]
             assert {shape[0] for shape in engine.shapes if shape[2] == 192} == {2}
             # Others are not held up by one that no profile takes.
             good = asyncio.ensure_future(service.answer([upload(MANY[0])], 5))
