@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from demo import HERE
-from safetensors.numpy import save_file
+from gpu_bench.writers import as_folder
 from tokenizers import Tokenizer
 
 from alula import graphs
@@ -40,7 +40,7 @@ from alula.core.profile import Profile, Range
 from alula.engines.openvino import OpenVino
 from alula.families import Checkpoint, write_text_files
 from alula.families.decoder_settings import read_decoder_settings
-from alula.families.gguf_decoder import Decoder, read_decoder
+from alula.families.gguf_decoder import read_decoder
 from alula.families.llama import write_decoder
 from alula.graphs.save import describe
 
@@ -111,7 +111,7 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     ids = text_ids(file)
     if not (FOLDER / "hf").exists():
-        write_hf(read_decoder(file), FOLDER / "hf")
+        as_folder(str(file), str(FOLDER / "hf"))
     for precision in OURS:
         if not (FOLDER / precision).exists():
             write_ours(file, precision, FOLDER / precision)
@@ -257,15 +257,6 @@ def text_ids(file: Path) -> list[int]:
     text = "\n\n".join((root / name).read_text("utf-8") for name in TEXTS)
     found: list[int] = tokenizer.encode(text).ids
     return found
-
-
-def write_hf(given: Decoder, to: Path) -> None:
-    """The same numbers as a HuggingFace folder, for the peers that read one."""
-    to.mkdir()
-    weights = {name: np.ascontiguousarray(weight.read()) for name, weight in given.weights.items()}
-    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
-    config = {**given.config, "architectures": ["LlamaForCausalLM"]}
-    (to / "config.json").write_text(json.dumps(config) + "\n")
 
 
 def write_ours(file: Path, precision: str, to: Path) -> None:

@@ -25,7 +25,7 @@ from alula.engines import open_decoding
 from alula.generate import Request
 from alula.prompting import Prompts
 from alula.rehearsed import Rehearsed, go_on, perform, room_for
-from alula.scripts import NOTHING, Teacher, opened_teacher, rehearse, side_by_side, sources_of, stacked
+from alula.scripts import NOTHING, Teacher, ended, opened_teacher, rehearse, side_by_side, sources_of, stacked
 from alula.verify import (
     Labelled,
     Likely,
@@ -222,8 +222,7 @@ def answered(asked: Asked, teacher: Teacher, reference: Reference) -> Prompted:
             prompts = stacked([script.prompt for script in group], NOTHING, left=True)
             rows = teacher.write(prompts, most, sources_of(group), asked.spec.end_ids)
             for script, row in zip(group, rows.tolist(), strict=True):
-                ends = [at for at, token in enumerate(row, start=1) if token in asked.spec.end_ids]
-                whole[script] = replace(script, follow=tuple(row[: ends[0]] if ends else row), greedy=True)
+                whole[script] = replace(script, follow=ended(row, asked.spec.end_ids), greedy=True)
     scripts = tuple(whole[script] for script in asked.scripts)
     for group in side_by_side(scripts):
         tokens = stacked([script.tokens for script in group])

@@ -241,9 +241,14 @@ def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], coun
     """Prompts of one length, each with the tokens that the reference goes on with; a T5 up to one that ends it."""
     rows = teacher.write(stacked([script.prompt for script in prompts]), count, sources_of(prompts))
     for script, row in zip(prompts, rows.tolist(), strict=True):
-        ends = [at for at, token in enumerate(row, start=1) if token in spec.end_ids]
-        follow = tuple(row[: ends[0]] if ends and spec.reads_source else row)
+        follow = ended(row, spec.end_ids) if spec.reads_source else tuple(row)
         yield replace(script, name=f"{script.name}, gone on with", follow=follow, greedy=True)
+
+
+def ended(tokens: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
+    """Tokens up to the first that ends an answer, which is one of them; all where none does."""
+    found = next((at for at, token in enumerate(tokens, start=1) if token in ends), len(tokens))
+    return tuple(tokens[:found])
 
 
 def _asked(teacher: Teacher, scripts: Sequence[Script]) -> list[Logits]:

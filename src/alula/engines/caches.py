@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -118,5 +118,4 @@ def stacked(held: Sequence[Cache], sizes: Sequence[int], shape: tuple[int, int],
 
 def grows(outputs: Iterable[TensorSpec]) -> bool:
     """Whether a past comes back wider by the new tokens; otherwise it comes back as wide as it was."""
-    given: Mapping[str, TensorSpec] = {spec.name: spec for spec in outputs}
-    return any(spec.shape[2] != "past" for name, spec in given.items() if name.startswith("present."))
+    return any(spec.shape[2] != "past" for spec in outputs if spec.name.startswith("present."))

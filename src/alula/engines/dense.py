@@ -50,6 +50,7 @@ class Dense:
         given = {spec.name for spec in outputs}
         if lacking := [spec.name for spec in past if present(spec.name) not in given]:
             raise InputError(f"the decoder takes {lacking[0]!r} and gives no {present(lacking[0])!r}")
+        self._most_new = self._decoder.profile.most("length", {})
         self._caches, self._grows = caches_of(self._decoder.session), grows(outputs)
         self._where: dict[int, Rows] = {}
         self._lost: set[int] = set()
@@ -215,8 +216,8 @@ class Dense:
         rows = self._where[members[0]]
         length = max(self._length(each) for each in members)
         source = max(self._where[each].source_of(each) for each in members)
-        most, together = self._decoder.profile.most("length", {}), self._are(rows, members)
-        for new in dict.fromkeys((left, min(left, most), 1)):
+        together = self._are(rows, members)
+        for new in dict.fromkeys((left, min(left, self._most_new), 1)):
             holds = self._grows or length + new <= rows.width
             if together and holds and self._takes(rows.count, new, rows.width, rows.source):
                 return new, rows
@@ -256,7 +257,7 @@ class Dense:
 
     def _most_rows(self, length: int, new: int) -> int:
         """How many rows a call may have; with 1 it is known before it runs what is not taken."""
-        new = min(new, self._decoder.profile.most("length", {}))
+        new = min(new, self._most_new)
         sizes = self._sizes(None, new, self._width(length, new), None)
         return max(1, self._decoder.profile.most("batch", sizes))
 

@@ -233,9 +233,10 @@ def _merge(
 
     x = _rms(b, x, f"{path}.before_rms", s.hidden, s)
     x = b.op("Transpose", shaped(x, down, two, across, two, rest), path=path, perm=(0, 2, 1, 3, 4))
-    x = _gathered(b, shaped(x, down, across, b.ints(four)), f"{path}.{names.gather}", s)
-    x = _widened(b, activation(b, x, s.activation, path), f"{path}.{names.widen}", s)
-    wide = 2 * _MERGE * s.hidden
+    half, wide = _MERGE * s.hidden, 2 * _MERGE * s.hidden
+    x = shaped(x, down, across, b.ints(four))
+    x = _convolved(b, x, f"{path}.{names.gather}", _MERGE, (half, s.hidden))
+    x = _convolved(b, activation(b, x, s.activation, path), f"{path}.{names.widen}", 1, (wide, half))
     ends = b.op("Reshape", b.weight(f"{path}.image_newline", wide), b.ints(1, 1, wide), path=path)
     column = b.op("Concat", down, b.ints(1), b.ints(wide), path=path, axis=0)
     x = b.op("Concat", x, b.op("Expand", ends, column, path=path), path=path, axis=1)
@@ -253,25 +254,14 @@ def _rms(b: Builder, x: ir.Value, name: str, size: int, s: HunyuanVision) -> ir.
     )
 
 
-def _gathered(b: Builder, x: ir.Value, name: str, s: HunyuanVision) -> ir.Value:
-    """The convolution over two by two states, as a linear layer over all four."""
-    size, wide = _MERGE * _MERGE * s.hidden, _MERGE * s.hidden
-    b.require(f"{name}.weight", wide, s.hidden, _MERGE, _MERGE)
+def _convolved(b: Builder, x: ir.Value, name: str, kernel: int, size: tuple[int, int]) -> ir.Value:
+    """A convolution whose steps are as wide as its kernel, as a linear layer over the places it sees, [out, in]."""
+    wide, given = size
+    b.require(f"{name}.weight", wide, given, kernel, kernel)
+    seen = kernel * kernel * given
 
     def read() -> Floats:
-        return np.ascontiguousarray(b.read(f"{name}.weight").transpose(2, 3, 1, 0).reshape(size, wide))
+        return np.ascontiguousarray(b.read(f"{name}.weight").transpose(2, 3, 1, 0).reshape(seen, wide))
 
-    x = b.op("MatMul", x, b.lazy(f"{name}.weight", (size, wide), read), path=name)
-    return b.op("Add", x, b.weight(f"{name}.bias", wide), path=name)
-
-
-def _widened(b: Builder, x: ir.Value, name: str, s: HunyuanVision) -> ir.Value:
-    """A convolution over single places, as a linear layer."""
-    given, wide = _MERGE * s.hidden, 2 * _MERGE * s.hidden
-    b.require(f"{name}.weight", wide, given, 1, 1)
-
-    def read() -> Floats:
-        return np.ascontiguousarray(b.read(f"{name}.weight")[:, :, 0, 0].T)
-
-    x = b.op("MatMul", x, b.lazy(f"{name}.weight", (given, wide), read), path=name)
+    x = b.op("MatMul", x, b.lazy(f"{name}.weight", (seen, wide), read), path=name)
     return b.op("Add", x, b.weight(f"{name}.bias", wide), path=name)

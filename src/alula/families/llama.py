@@ -36,7 +36,6 @@ class _Tokens:
     mask: ir.Value
     cosines: ir.Value
     sines: ir.Value
-    apart: bool
     past: Sequence[tuple[ir.Value, ir.Value]]
 
 
@@ -81,7 +80,7 @@ def write_decoder(weights: Weights, s: DecoderSettings, opset: int = 23) -> ir.M
         x = _with_image(b, x, ids, values["image"], s)
     cos, sin = _turns(b, values["position_ids"], s)
     past = [(values[f"past.{index}.key"], values[f"past.{index}.value"]) for index in range(s.layers)]
-    tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, apart=s.apart, past=past)
+    tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, past=past)
     present: list[ir.Value] = []
     for index in range(s.layers):
         x, *cache = _layer(b, x, index, tokens, s)
@@ -166,7 +165,7 @@ def _with_image(b: Builder, x: ir.Value, ids: ir.Value, image: ir.Value, s: Deco
 
 def _turned(b: Builder, x: ir.Value, tokens: _Tokens, path: str, s: DecoderSettings) -> ir.Value:
     """Heads turned to their places."""
-    if not tokens.apart:
+    if not s.apart:
         return b.op("RotaryEmbedding", x, tokens.cosines, tokens.sines, path=path)
     # Not a rotation where the two halves of a pair have other axes, so written out.
     cos, sin = (b.op("Unsqueeze", each, b.ints(1), path=path) for each in (tokens.cosines, tokens.sines))

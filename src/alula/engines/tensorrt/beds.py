@@ -108,25 +108,17 @@ class Beds:
         layout = self._layout
         memory = self._memory(layout.bytes(count, width))
         self._cuda.clear(memory.halves[0], self._lane.stream)
-        to = memory.halves[0].address
+        made = Bed(memory=memory, half=0, count=count, width=width)
         for row in range(count):
             each = held[row] if row < len(held) else held[0]
-            if not each.length:
-                continue
-            places = each.length * layout.place_bytes
-            self._cuda.copy_block(
-                self._rows(to, count, width, row, width - each.length),
-                self._rows(
-                    _address(each.past),
-                    each.past.count,
-                    each.past.width,
-                    each.row,
-                    each.past.width - each.length,
-                ),
-                (places, layout.heads, layout.tensors),
-                self._lane.stream,
-            )
-        return Bed(memory=memory, half=0, count=count, width=width)
+            if each.length:
+                self._cuda.copy_block(
+                    self._rows(made, row, each.length),
+                    self._rows(each.past, each.row, each.length),
+                    (each.length * layout.place_bytes, layout.heads, layout.tensors),
+                    self._lane.stream,
+                )
+        return made
 
     def run(self, feeds: Feeds, past: Bed, cross: Feeds) -> tuple[Array, Bed]:
         """One step; the half that it reads is written by the next."""
@@ -170,13 +162,14 @@ class Beds:
         self._free.clear()
         self._sources.clear()
 
-    def _rows(self, address: int, count: int, width: int, row: int, place: int) -> Rows:
+    def _rows(self, bed: Bed, row: int, length: int) -> Rows:
+        """Where the last places of a row lie, so many of them."""
         layout = self._layout
         return Rows(
-            address=address,
-            row_bytes=layout.row_bytes(width),
-            rows=layout.rows(count, width),
-            byte=place * layout.place_bytes,
+            address=_address(bed),
+            row_bytes=layout.row_bytes(bed.width),
+            rows=layout.rows(bed.count, bed.width),
+            byte=(bed.width - length) * layout.place_bytes,
             row=row * layout.heads,
         )
 
