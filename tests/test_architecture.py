@@ -22,6 +22,7 @@ ROOMS = (
     "data",
     "calibration",
     "fusion",
+    "documents",
 )
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -58,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "footprint": {"core", "local", "bench", "bundles", "engines", "families", "pace", "scripts"},
     "benching": {"core", "evidence", "footprint", "local", "pace", "prove", *ROOMS},
     "prompting": {"core", "bundles", "codecs", "generate"},
+    "ocr": {"core", "generating", "local", "prompting", *ROOMS},
     "prove": {"core", "evidence", "local", "prompted", "questions", *ROOMS},
     "serve": {
         "core",
@@ -79,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "planning",
         "prompting",
         "local",
+        "ocr",
         "prove",
         "serve",
         *ROOMS,
@@ -117,6 +120,7 @@ OWNERS: dict[str, set[str]] = {
     "rich": {"cli"},
     "ml_dtypes": {"families", "graphs"},
     "pyarrow": {"data/tables"},
+    "pypdfium2": {"documents/pdf"},
 }
 
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,0 +1,39 @@
+"""Which reader a folder holds: the one place that knows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from alula.core.errors import InputError
+from alula.ocr.reader import Reader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderKind:
+    """One kind of reader: what its folder is called in messages, how it is told, and what opens it.
+
+    `holds` looks at names and small files only; `open` takes the folder and a number of threads, 0 for all cores.
+    """
+
+    called: str
+    holds: Callable[[Path], bool]
+    open: Callable[[Path, int], Reader]
+
+
+READERS: Mapping[str, ReaderKind] = {}
+"""The kinds there are, by name."""
+
+
+def open_reader(folder: Path, *, threads: int = 0, readers: Mapping[str, ReaderKind] | None = None) -> Reader:
+    """The reader of a folder, which its caller owns and closes."""
+    known = READERS if readers is None else readers
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected the folder of a model that reads pages; there is none")
+    for kind in known.values():
+        if kind.holds(folder):
+            return kind.open(folder, threads)
+    raise InputError(
+        f"{folder} reads no pages; expected {' or '.join(kind.called for kind in known.values())}"
+    )
