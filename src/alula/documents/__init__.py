@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from alula.documents.formats import (
+    TEXT_FORMATS,
+    TextFormat,
+    document_to_json,
+    page_to_json,
+    published_schema,
+    written,
+)
+from alula.documents.searchable import SearchablePdf
+from alula.documents.tables import tables_in, to_html, to_rows
 from alula.documents.values import (
     TASKS,
     Block,
@@ -21,6 +31,7 @@ from alula.documents.values import (
 
 __all__ = [
     "TASKS",
+    "TEXT_FORMATS",
     "Block",
     "BlockKind",
     "Code",
@@ -31,7 +42,16 @@ __all__ = [
     "Point",
     "Quad",
     "Scan",
+    "SearchablePdf",
     "Table",
     "Task",
+    "TextFormat",
+    "document_to_json",
+    "page_to_json",
+    "published_schema",
     "rectangle",
+    "tables_in",
+    "to_html",
+    "to_rows",
+    "written",
 ]

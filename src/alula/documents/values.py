@@ -100,13 +100,15 @@ class Table:
 class Scan:
     """A page before it is read: its pixels, and what was noticed on the way here.
 
-    `source` is the file's name as it was given and `index` the page's place in it, from 0. `span` are the seconds of a
-    video that the picture stands for. `timings` are in milliseconds.
+    `source` is the file's name as it was given and `index` the page's place in it, from 0. `dpi` says how large it is
+    on paper, where that is known. `span` are the seconds of a video that the picture stands for. `timings` are in
+    milliseconds.
     """
 
     source: str
     index: int
     pixels: Pixels
+    dpi: float | None = None
     span: tuple[float, float] | None = None
     notices: tuple[Notice, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
