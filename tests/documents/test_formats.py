@@ -83,21 +83,17 @@ def test_text_has_cells_between_tabs_and_a_form_feed_between_pages() -> None:
 
 
 def test_markdown_says_where_pages_begin_and_which_failed() -> None:
-    assert written(full(), "md") == (
-        f"# Receipt\n\ntotal <b>\n\n{TABLE}\n\n<!-- page 2: failed: it is - - gone -->\n\n\n".replace(
-            "failed: it", "it"
-        )
-    )
+    said = "<!-- page 2: it is - - gone -->"
+    assert written(full(), "md") == f"# Receipt\n\ntotal <b>\n\n{TABLE}\n\n{said}\n\n\n"
 
 
 def test_lines_and_fields_become_markdown_that_shows_them() -> None:
     lines = Page(index=0, width=9, height=9, text="1 * 2\n[x]")
     fields = Page(index=0, width=9, height=9, text="{}", fields={"na_me": "Bo", "total": None, "n": 2})
     assert written(Document(source="", task="text", pages=(lines,)), "md") == "1 \\* 2  \n\\[x\\]\n"
-    assert written(
-        Document(source="", task="fields", pages=(fields,)), "md"
-    ) == "- **na\\_me**: Bo\n- **total**: \n- **n**: 2\n".replace(": \n", ": \n")
-    assert "<dt>total</dt><dd></dd>" in written(Document(source="", task="fields", pages=(fields,)), "html")
+    document = Document(source="", task="fields", pages=(fields,))
+    assert written(document, "md") == "- **na\\_me**: Bo\n- **total**: \n- **n**: 2\n"
+    assert "<dt>total</dt><dd></dd>" in written(document, "html")
 
 
 class _Tags(HTMLParser):

@@ -8,13 +8,14 @@ from alula.codecs.detection import Box, DetectionCodec, Page, draw_boxes
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import Message, messages_of, tools_of
-from alula.codecs.pictures import decode
+from alula.codecs.pictures import MOST_PIXELS, Sheet, count_sheets, decode, decode_sheet, to_jpeg
 from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
 from alula.codecs.text import TextCodec, read_config
 from alula.codecs.vectors import vectors
 
 __all__ = [
+    "MOST_PIXELS",
     "Answer",
     "Box",
     "ChatTemplate",
@@ -29,12 +30,15 @@ __all__ = [
     "RecognitionCodec",
     "Row",
     "Scored",
+    "Sheet",
     "TextCodec",
     "TokenLabel",
     "answers",
     "classes",
     "collate",
+    "count_sheets",
     "decode",
+    "decode_sheet",
     "draw_boxes",
     "each_image",
     "entities",
@@ -44,6 +48,7 @@ __all__ = [
     "read_config",
     "relevance",
     "row_outputs",
+    "to_jpeg",
     "token_labels",
     "tools_of",
     "vectors",

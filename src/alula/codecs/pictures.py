@@ -7,10 +7,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alula.core.errors import InputError, MissingExtraError
 
@@ -23,6 +25,13 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 MOST_PIXELS = 178_956_970
 """Half a gigabyte of RGB; Pillow's own limit, beyond which it opens nothing. A sheet scanned at 600 dpi has a fifth."""
 
+MOST_PAGES = 10_000
+"""Of one TIFF: more are counted no further, since each costs a look at its header."""
+
+_SCREEN_DPI = 96
+"""What programs write into files whose size on paper they do not know, or less."""
+
+_JPEG_QUALITY = 85
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _warnings_are_ours = threading.Lock()
@@ -33,16 +42,102 @@ def decode(image: Path | bytes, name: str = "", *, most_pixels: int = MOST_PIXEL
 
     `name` is what errors call it. The number of pixels is checked before any is decoded.
     """
-    called = name or (str(image) if isinstance(image, Path) else "the image")
+    called = _called(image, name)
+    with _translated(called), _opened(image, called) as opened:
+        _check_size(opened, called, most_pixels)
+        # The first page alone would be an answer about something else than was given.
+        if opened.format == "TIFF" and (pages := _frames(opened)) > 1:
+            raise InputError(f"{called} has {pages} pages; expected one image: give each page by itself")
+        opened.load()
+        return _rgb(_upright(opened), opened.format or "", called)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sheet:
+    """One page of a file of images: its pixels (height, width, colour), upright, and what the file says of it.
+
+    `size` is the height and width in the file, `dpi` is missing where the file says nothing, or what a screen has;
+    `frames` counts the pictures of an animation.
+    """
+
+    pixels: NDArray[np.uint8]
+    size: tuple[int, int]
+    dpi: float | None
+    frames: int
+
+
+def count_sheets(image: Path | bytes, name: str = "") -> int:
+    """How many pages there are: those of a TIFF; anything else is one, an animation too. Nothing is decoded."""
+    called = _called(image, name)
+    with _translated(called), _opened(image, called) as opened:
+        pages = _frames(opened) if opened.format == "TIFF" else 1
+    if pages > MOST_PAGES:
+        raise InputError(f"{called} has {pages} pages; expected at most {MOST_PAGES}: split it")
+    return pages
+
+
+def decode_sheet(
+    image: Path | bytes,
+    index: int = 0,
+    name: str = "",
+    *,
+    most_pixels: int = MOST_PIXELS,
+    shrink_to: int | None = None,
+) -> Sheet:
+    """Page `index` of a file, as `decode` has it; of more than `shrink_to` pixels it is made smaller."""
+    called = _called(image, name)
+    with _translated(called), _opened(image, called) as opened:
+        frames = _frames(opened)
+        if index:
+            opened.seek(index)
+        _check_size(opened, called, most_pixels)
+        dpi = _dpi(opened)
+        opened.load()
+        upright = _rgb(_upright(opened), opened.format or "", called)
+    width, height = upright.size
+    if shrink_to is not None and width * height > shrink_to:
+        share = (shrink_to / (width * height)) ** 0.5
+        upright = upright.resize((max(1, int(width * share)), max(1, int(height * share))), reducing_gap=2.0)
+        dpi = None if dpi is None else dpi * share
+    animated = frames if opened.format != "TIFF" else 1
+    return Sheet(pixels=np.array(upright), size=(height, width), dpi=dpi, frames=animated)
+
+
+def to_jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    """Pixels (height, width, colour) as a JPEG file."""
+    from PIL import Image as pillow  # noqa: PLC0415, N813
+
+    file = io.BytesIO()
+    pillow.fromarray(pixels).save(file, "JPEG", quality=_JPEG_QUALITY)
+    return file.getvalue()
+
+
+def _called(image: Path | bytes, name: str) -> str:
+    return name or (str(image) if isinstance(image, Path) else "the image")
+
+
+@contextmanager
+def _translated(called: str) -> Iterator[None]:
+    """Decoders of broken files raise whatever their parsing stumbles over."""
     try:
-        with _opened(image, called) as opened:
-            _check(opened, called, most_pixels)
-            opened.load()
-            return _rgb(_upright(opened), opened.format or "", called)
+        yield
     except InputError:
         raise
-    except Exception as error:  # decoders of broken files raise whatever their parsing stumbles over
+    except Exception as error:
         raise InputError(f"{called} cannot be decoded: {_said(error)}") from error
+
+
+def _frames(image: Image) -> int:
+    return int(getattr(image, "n_frames", 1))
+
+
+def _dpi(image: Image) -> float | None:
+    said: Any = image.info.get("dpi")
+    try:
+        dpi = float(said[0])
+    except (TypeError, IndexError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return dpi if _SCREEN_DPI < dpi < 10_000 else None
 
 
 @contextmanager
@@ -64,15 +159,12 @@ def _opened(image: Path | bytes, called: str) -> Iterator[Image]:
         yield opened
 
 
-def _check(image: Image, called: str, most_pixels: int) -> None:
+def _check_size(image: Image, called: str, most_pixels: int) -> None:
     width, height = image.size
     if width * height > most_pixels:
         raise InputError(
             f"{called} has {width} x {height} pixels; expected at most {most_pixels} in all: make it smaller"
         )
-    # The first page alone would be an answer about something else than was given.
-    if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
-        raise InputError(f"{called} has {pages} pages; expected one image: give each page by itself")
 
 
 def _upright(image: Image) -> Image:

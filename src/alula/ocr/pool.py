@@ -1,0 +1,189 @@
+"""Pages taken from files by several processes, ahead of whoever reads them, in their order and never too many."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import TypeAlias
+
+from alula.core.errors import RunError
+from alula.documents import Scan
+from alula.ocr.loading import Lost, Selection, Taking
+from alula.ocr.worker import Answer, Task, receive
+
+Taken: TypeAlias = Scan | Lost
+
+AHEAD = 2
+"""Pages for each process that may be waiting or under work."""
+
+_LEAVE_S = 2.0
+_START_S = 60.0
+"""For a process to start, beside what its page may take."""
+
+
+def taken(
+    sources: Iterable[str], selection: Selection, taking: Taking, *, jobs: int = 1, ahead: int = 0
+) -> Generator[Taken]:
+    """Every selected page of every file, in order, `ahead` of them at most taken before they are asked for.
+
+    A file that cannot be opened is one `Lost` without an index, a page that cannot be taken one with it; neither ends
+    the others. Closing the iterator ends its processes.
+    """
+    with closing(Pool(taking, jobs)) as pool:
+        waiting: deque[Ticket] = deque()
+        tickets = _tickets(pool, sources, selection)
+        for ticket in tickets:
+            waiting.append(ticket)
+            if len(waiting) >= (ahead or AHEAD * jobs):
+                yield _page(pool.result(waiting.popleft()))
+        while waiting:
+            yield _page(pool.result(waiting.popleft()))
+
+
+def _tickets(pool: Pool, sources: Iterable[str], selection: Selection) -> Iterator[Ticket]:
+    """Work for the pool, given out as it is asked for."""
+    for source in sources:
+        ticket = pool.submit(Task(source=source))
+        count = pool.result(ticket)
+        if not isinstance(count, int):
+            yield ticket
+            continue
+        places = selection.of(count)
+        if not places:
+            said = f"{source} has {count} pages, and none of those that were asked for"
+            yield Ticket(task=Task(source=source), answer=Lost(source=source, index=None, message=said))
+        for index in places:
+            yield pool.submit(Task(source=source, index=index))
+
+
+def _page(answer: Answer) -> Taken:
+    assert not isinstance(answer, int)
+    return answer
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Work that was given to the pool, and what came of it."""
+
+    task: Task
+    answer: Answer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A process, our end of the socket to it, and what it works on until when."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    ticket: Ticket | None = None
+    until: float = 0.0
+    answered: bool = False
+
+    def end(self, wait_s: float) -> None:
+        """Close the socket, on which the process leaves; kill it if it does not."""
+        self.connection.close()
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Pool:
+    """Processes that open files. Not thread-safe: one owner, who closes it."""
+
+    def __init__(self, taking: Taking, jobs: int = 1) -> None:
+        self._taking = taking
+        self._workers = [_started(taking) for _ in range(max(1, jobs))]
+        self._waiting: deque[Ticket] = deque()
+
+    @property
+    def processes(self) -> list[int]:
+        """Their ids."""
+        return [worker.process.pid for worker in self._workers]
+
+    def submit(self, task: Task) -> Ticket:
+        """Give work to the first process that is free; nothing is waited for."""
+        ticket = Ticket(task=task)
+        self._waiting.append(ticket)
+        self._assign()
+        return ticket
+
+    def result(self, ticket: Ticket) -> Answer:
+        """What came of a ticket, waited for; answers to others are kept on theirs meanwhile."""
+        while ticket.answer is None:
+            busy = [worker for worker in self._workers if worker.ticket is not None]
+            rest = min(worker.until for worker in busy) - time.monotonic()
+            ready = wait([worker.connection for worker in busy], max(0.0, rest))
+            now = time.monotonic()
+            for worker in busy:
+                if worker.connection in ready:
+                    self._receive(worker)
+                elif now >= worker.until:
+                    self._give_up(worker, f"takes more than {self._taking.page_s:g} s")
+            self._assign()
+        return ticket.answer
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        for worker in self._workers:
+            # What is under work is no longer wanted.
+            worker.end(0.0 if worker.ticket is not None else _LEAVE_S)
+        self._workers.clear()
+
+    def _assign(self) -> None:
+        for worker in self._workers:
+            if worker.ticket is None and self._waiting:
+                worker.ticket = self._waiting.popleft()
+                starting = 0.0 if worker.answered else _START_S
+                worker.until = time.monotonic() + self._taking.page_s + starting
+                try:
+                    worker.connection.send(worker.ticket.task)
+                except OSError:  # it has ended between two tasks
+                    self._give_up(worker, "cannot be opened: the process for it has ended")
+
+    def _receive(self, worker: _Worker) -> None:
+        assert worker.ticket is not None
+        try:
+            worker.ticket.answer = receive(worker.connection)
+            worker.ticket, worker.answered = None, True
+        except (EOFError, OSError):
+            worker.process.wait()
+            if not worker.answered and worker.process.returncode > 0:
+                raise RunError(
+                    f"a process to open files does not start: it ends with {worker.process.returncode}"
+                ) from None
+            self._give_up(worker, "cannot be opened: it crashes what opens it")
+
+    def _give_up(self, worker: _Worker, why: str) -> None:
+        """Answer for a process that is lost, and start another in its place."""
+        assert worker.ticket is not None
+        task = worker.ticket.task
+        page = "" if task.index is None else f", page {task.index + 1}"
+        worker.ticket.answer = Lost(
+            source=task.source, index=task.index, message=f"{task.source}{page} {why}"
+        )
+        worker.end(0.0)
+        self._workers[self._workers.index(worker)] = _started(self._taking)
+
+
+def _started(taking: Taking) -> _Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "alula.ocr.worker", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+        )
+    connection = Connection(ours.detach())
+    connection.send(taking)
+    return _Worker(process=process, connection=connection)
