@@ -22,6 +22,9 @@ _POINTS = 72.0
 _LONGEST_SIDE = 14_400.0
 """In points: viewers take no larger pages."""
 
+_EMPTY = (612.0, 792.0)
+"""What a page without a picture measures, in points."""
+
 _MOST_CODES = 0xFFFF
 _CATALOGUE, _PAGES, _FONT, _INFORMATION = 1, 2, 3, 4
 _FIRST = 5
@@ -49,24 +52,34 @@ class SearchablePdf:
         # The second line says that the file is not of letters only.
         self._put(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n")
 
-    def add(self, page: Page, task: Task, picture: bytes, dpi: float | None = None) -> None:
-        """One page; `picture` is it as JPEG in red, green and blue, `dpi` how many of its pixels are an inch."""
+    def add(self, page: Page, task: Task, picture: bytes | None, dpi: float | None = None) -> None:
+        """One page; `picture` is it as JPEG in red, green and blue, `dpi` how many of its pixels are an inch.
+
+        Without a picture the page is empty, and keeps the others' numbers right.
+        """
+        if picture is None:
+            self._page("", _EMPTY)
+            return
         scale = _scale(page, dpi)
         width, height = page.width * scale, page.height * scale
-        image, content, number = self._number(), self._number(), self._number()
+        image = self._number()
         self._stream(
             image,
             f"/Type /XObject /Subtype /Image /Width {page.width} /Height {page.height} /ColorSpace /DeviceRGB"
             " /BitsPerComponent 8 /Filter /DCTDecode",
             picture,
         )
-        shown = f"q {width:.3f} 0 0 {height:.3f} 0 0 cm /Page Do Q\n"
         text = "\n".join(self._shown(line, scale, height) for line in _lines(page, task))
-        self._deflated(content, "", f"{shown}BT 3 Tr\n{text}\nET\n".encode("ascii"))
+        shown = f"q {width:.3f} 0 0 {height:.3f} 0 0 cm /Page Do Q\nBT 3 Tr\n{text}\nET\n"
+        self._page(shown, (width, height), f"/XObject << /Page {image} 0 R >>")
+
+    def _page(self, shown: str, size: tuple[float, float], more: str = "") -> None:
+        content, number = self._number(), self._number()
+        self._deflated(content, "", shown.encode("ascii"))
         self._object(
             number,
-            f"<< /Type /Page /Parent {_PAGES} 0 R /MediaBox [0 0 {width:.3f} {height:.3f}] /Contents {content} 0 R"
-            f" /Resources << /XObject << /Page {image} 0 R >> /Font << /Text {_FONT} 0 R >> >> >>",
+            f"<< /Type /Page /Parent {_PAGES} 0 R /MediaBox [0 0 {size[0]:.3f} {size[1]:.3f}]"
+            f" /Contents {content} 0 R /Resources << {more} /Font << /Text {_FONT} 0 R >> >> >>",
         )
         self._pages.append(number)
 

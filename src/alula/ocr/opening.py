@@ -22,7 +22,7 @@ class ReaderKind:
     open: Callable[[Path, int], Reader]
 
 
-READERS: Mapping[str, ReaderKind] = {}
+READERS: dict[str, ReaderKind] = {}
 """The kinds there are, by name."""
 
 

@@ -1,0 +1,244 @@
+"""`alula ocr`: pages of images and PDFs read by a model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from alula.cli.console import Phases, print_json, print_rows
+from alula.core.errors import InputError
+from alula.core.progress import Note, Progress, Silent
+from alula.documents import TASKS, Page, Scan
+from alula.ocr import Ask, Reader, check, open_reader
+from alula.ocr.loading import Lost, Selection, Taking
+from alula.ocr.output import FORMATS, Log, asked, places, usual_format, writing
+from alula.ocr.pool import taken
+from alula.ocr.reader import MAX_TOKENS
+from alula.ocr.stream import Done, read_pages
+
+MOST_JOBS = 4
+"""Processes that open files, where nothing is said: one of two cores, and no more than this."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What came of one file."""
+
+    file: str
+    output: str = ""
+    pages: int = 0
+    failed: int = 0
+    notices: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    skipped: bool = False
+    error: str = ""
+    ours: bool = False
+
+    def add(self, page: Page, scan: Scan | None) -> None:
+        """Count one page; `ours` says that one was opened and not read."""
+        self.pages += 1
+        self.notices.update(notice.code for notice in page.notices)
+        if page.noticed("failed"):
+            self.failed += 1
+            self.ours = self.ours or scan is not None
+
+
+def ocr(
+    files: list[str] = typer.Argument(help="Images and PDFs.", show_default=False),
+    model: Path = typer.Option(
+        ..., "--model", "-m", help="The folder of a model that reads pages.", show_default=False
+    ),
+    task: str = typer.Option("text", help=f"What to read: {', '.join(TASKS)}."),
+    fields: str = typer.Option("", help='For task fields: their names, such as "name,date,total".'),
+    to: str = typer.Option("", help="For task translate: the language."),
+    question: str = typer.Option("", help="For task ask: what to answer."),
+    prompt: str = typer.Option("en", help="The language of the model's prompt: en or zh."),
+    format: str | None = typer.Option(
+        None, help=f"What to write: {', '.join(FORMATS)}; by default what suits the task."
+    ),
+    pages: str = typer.Option("", help="Which pages of every file: 1-3,7,10-."),
+    password: str | None = typer.Option(None, help="Of locked PDFs."),
+    dpi: float = typer.Option(Taking().dpi, help="How finely PDFs are rendered."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="A folder for the results, or for one file's a file.", show_default=False
+    ),
+    again: bool = typer.Option(
+        False, "--again", help="Read files whose results are in the folder already, too."
+    ),
+    max_tokens: int = typer.Option(MAX_TOKENS, help="The most tokens of a page's answer."),
+    jobs: int = typer.Option(
+        0, help="Processes that open files ahead; by default one for two cores, at most 4."
+    ),
+    threads: int = typer.Option(0, help="Threads that the model takes; 0 for all cores."),
+    as_json: bool = typer.Option(False, "--json", help="Print what came of each file as one JSON document."),
+) -> int:
+    """Read pages: text, Markdown, tables, boxes, fields. One file's fault does not lose the others."""
+    ask = Ask(
+        task=_one_of(task, TASKS, "--task"),
+        fields=tuple(name.strip() for name in fields.split(",")) if fields else (),
+        to=to,
+        question=question,
+        language=_language(prompt),
+        max_tokens=max_tokens,
+    )
+    form = usual_format(ask.task) if format is None else _one_of(format, FORMATS, "--format")
+    if form == "srt":
+        raise InputError("--format srt is for videos; choose another")
+    selection = Selection.parse(pages) if pages else Selection()
+    taking = Taking(password=password, dpi=dpi)
+    if as_json and output is None:
+        raise InputError("--json says what came of each file; the results themselves need a place: -o FOLDER")
+    goals = dict(zip(files, places(files, output, form), strict=True))
+    shown = Phases() if output is not None or not sys.stdout.isatty() else Silent()
+    with shown.phase("load the model"):
+        reader = open_reader(model, threads=threads)
+    with closing(reader):
+        check(reader, ask)
+        run = _Run(reader=reader, ask=ask, form=form, selection=selection, taking=taking, goals=goals)
+        log = None
+        if output is not None and output.is_dir():
+            log = Log(output, asked(model, asdict(ask), form, asdict(selection), taking.dpi))
+        order = {source: at for at, source in enumerate(goals)}
+        summaries = sorted(
+            run.all(log, again=again, jobs=jobs or usual_jobs(), shown=shown),
+            key=lambda summary: order[summary.file],
+        )
+    if output is not None:
+        _show(summaries, as_json=as_json)
+    return code_of(summaries)
+
+
+def usual_jobs() -> int:
+    """Processes that open files: one for two cores, at least one."""
+    return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2))
+
+
+def code_of(summaries: Sequence[Summary]) -> int:
+    """1 where a page was opened and could not be read, 2 where a file or a page of it could not be opened, else 0."""
+    if any(summary.ours for summary in summaries):
+        return 1
+    return 2 if any(summary.error or summary.failed for summary in summaries) else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What one command does to all its files."""
+
+    reader: Reader
+    ask: Ask
+    form: str
+    selection: Selection
+    taking: Taking
+    goals: dict[str, Path | None]
+
+    def all(self, log: Log | None, *, again: bool, jobs: int, shown: Progress) -> Iterator[Summary]:
+        """Every file in order, those first whose results are there already."""
+        left = []
+        for source, goal in self.goals.items():
+            if log is not None and goal is not None and not again and log.whole(source, goal):
+                yield Summary(file=source, output=str(goal), skipped=True)
+            else:
+                left.append(source)
+        if not left:
+            return
+        count = f"{len(left)} files" if len(left) > 1 else left[0]
+        with (
+            shown.phase(f"read {count}") as note,
+            closing(taken(left, self.selection, self.taking, jobs=jobs)) as found,
+        ):
+            begun = time.perf_counter()
+            outcomes = read_pages(found, self.reader, self.ask)
+            for source, of_file in groupby(_noted(outcomes, note), key=lambda outcome: outcome.source):
+                summary = self._file(source, of_file)
+                summary.seconds, begun = time.perf_counter() - begun, time.perf_counter()
+                goal = self.goals[source]
+                if log is not None and goal is not None and not (summary.failed or summary.error):
+                    log.keep(source, goal)
+                yield summary
+
+    def _file(self, source: str, outcomes: Iterator[Done | Lost]) -> Summary:
+        """One file's pages, written as they come; a file that cannot be opened leaves no result."""
+        first = next(outcomes)
+        goal = self.goals[source]
+        if isinstance(first, Lost):
+            print(f"alula: {first.message}", file=sys.stderr)
+            return Summary(file=source, error=first.message)
+        summary = Summary(file=source, output="" if goal is None else str(goal))
+        with writing(goal, self.form, source, self.ask.task) as writer:
+            for outcome in _and_the_rest(first, outcomes):
+                assert isinstance(outcome, Done)
+                writer.add(outcome.page, outcome.scan)
+                summary.add(outcome.page, outcome.scan)
+                for notice in outcome.page.notices:
+                    if notice.code == "failed":
+                        print(
+                            f"alula: {source}, page {outcome.page.index + 1}: {notice.message}",
+                            file=sys.stderr,
+                        )
+        return summary
+
+
+def _and_the_rest(first: Done | Lost, outcomes: Iterator[Done | Lost]) -> Iterator[Done | Lost]:
+    yield first
+    yield from outcomes
+
+
+def _noted(outcomes: Iterator[Done | Lost], note: Note) -> Iterator[Done | Lost]:
+    """Say which page was read last, and how many a second."""
+    begun = time.perf_counter()
+    for count, outcome in enumerate(outcomes, start=1):
+        if isinstance(outcome, Done):
+            pace = count / (time.perf_counter() - begun)
+            note(f"{outcome.source}, page {outcome.page.index + 1}, {pace:.2g} pages a second")
+        yield outcome
+
+
+def _one_of(said: str, known: Sequence[Any], option: str) -> Any:
+    if said not in known:
+        raise InputError(f"{option} is {said!r}; expected one of: {', '.join(known)}")
+    return said
+
+
+def _language(said: str) -> Literal["en", "zh"]:
+    language: Literal["en", "zh"] = _one_of(said, ("en", "zh"), "--prompt")
+    return language
+
+
+def _show(summaries: Sequence[Summary], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {**asdict(each), "notices": dict(each.notices), "seconds": round(each.seconds, 3)}
+            for each in summaries
+        ]
+        for row in rows:
+            del row["ours"]
+        print_json("ocr", rows)
+        return
+    columns = ("file", "pages", "failed", "notices", "s", "result")
+    print_rows("pages read", columns, [_row(summary) for summary in summaries])
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    said = ", ".join(f"{code} {count}" for code, count in sorted(summary.notices.items()))
+    if summary.skipped:
+        return summary.file, "", "", "read already", "", summary.output
+    if summary.error:
+        return summary.file, "0", "", "not opened", f"{summary.seconds:.2f}", ""
+    return (
+        summary.file,
+        str(summary.pages),
+        str(summary.failed or ""),
+        said,
+        f"{summary.seconds:.2f}",
+        summary.output,
+    )

@@ -1,0 +1,69 @@
+"""Files through a reader: pages in their order, the ones that could not be taken in their places between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from alula.core.errors import EngineError
+from alula.documents import Notice, Page, Scan
+from alula.ocr.loading import Lost
+from alula.ocr.pool import Taken
+from alula.ocr.reader import Ask, Reader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """A page and the scan it was read from; one that could not be taken has no scan, no size, and says why."""
+
+    source: str
+    page: Page
+    scan: Scan | None = None
+
+
+def read_pages(found: Iterable[Taken], reader: Reader, ask: Ask) -> Generator[Done | Lost]:
+    """A page for each that was taken, in order, whoever of them the reader was given; a file that is lost stays `Lost`.
+
+    As lazy as the reader: what is in memory are the scans that it has in flight. Closing it cancels those.
+    """
+    line: deque[Taken] = deque()
+
+    def scans() -> Iterator[Scan]:
+        for one in found:
+            line.append(one)
+            if isinstance(one, Scan):
+                yield one
+
+    with closing(_closable(reader.read(scans(), ask))) as pages:
+        for page in pages:
+            while line and not isinstance(line[0], Scan):
+                yield _outcome(line.popleft())
+            if not line:
+                raise EngineError(
+                    f"{reader.name} gave page {page.index + 1} of a file twice, or one too many"
+                )
+            scan = line.popleft()
+            assert isinstance(scan, Scan)
+            yield Done(source=scan.source, page=page, scan=scan)
+    while line:
+        yield _outcome(line.popleft())
+
+
+def _closable(pages: Iterator[Page]) -> Generator[Page]:
+    """A reader may give any iterator; this one can be closed, and closes that."""
+    try:
+        yield from pages
+    finally:
+        if (close := getattr(pages, "close", None)) is not None:
+            close()
+
+
+def _outcome(one: Taken) -> Done | Lost:
+    if isinstance(one, Scan):
+        raise EngineError(f"no page was read for page {one.index + 1} of {one.source}")
+    if one.index is None:
+        return one
+    failed = Notice(code="failed", message=one.message)
+    return Done(source=one.source, page=Page(index=one.index, width=0, height=0, notices=(failed,)))

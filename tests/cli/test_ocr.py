@@ -1,0 +1,194 @@
+"""`alula ocr`: files in, results out, and what is left when something fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pypdfium2
+import pytest
+from pdfs import numbered
+from PIL import Image
+from readers import InkReader
+
+import alula.ocr.opening
+from alula.cli.app import main
+from alula.documents import published_schema
+from alula.ocr import ReaderKind
+from alula.ocr.output import LOG
+
+
+class Counting(InkReader):
+    """Counts the pages it was given, over all commands."""
+
+    read_so_far = 0
+
+    def read(self, scans: Any, ask: Any) -> Any:
+        def counted() -> Any:
+            for scan in scans:
+                Counting.read_so_far += 1
+                yield scan
+
+        return super().read(counted(), ask)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, a PDF of three pages and two images; commands run in it."""
+    kind = ReaderKind(
+        called="an ink folder",
+        holds=lambda folder: (folder / "ink").is_file(),
+        open=lambda folder, threads: Counting(),
+    )
+    monkeypatch.setitem(alula.ocr.opening.READERS, "ink", kind)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Counting, "read_so_far", 0)
+    Path("model").mkdir()
+    Path("model/ink").touch()
+    Path("doc.pdf").write_bytes(numbered(3))
+    for name, ink in (("one.png", 3), ("two.png", 5)):
+        picture = Image.new("RGB", (40, 20), "white")
+        picture.paste((0, 0, 0), (0, 0, ink, 1))
+        picture.save(name)
+    return tmp_path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["alula", "ocr", "--dpi", "72", "--model", "model", *words])
+    return main()
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda *words: command(monkeypatch, *words)
+
+
+def test_text_goes_to_standard_output(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doc.pdf", "one.png") == 0
+    assert capsys.readouterr().out == "30 dark pixels\n\f60 dark pixels\n\f90 dark pixels\n3 dark pixels\n"
+
+
+def test_json_of_chosen_pages_follows_the_schema(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doc.pdf", "--task", "spotting", "--pages", "2-9") == 0
+    raw = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(published_schema()).validate(raw)
+    assert [page["index"] for page in raw["pages"]] == [1, 2]
+    assert raw["pages"][0]["blocks"] == [
+        {"kind": "line", "text": "60 dark pixels", "box": [[0, 0], [2, 0], [2, 30], [0, 30]], "score": None}
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "md", "json", "html", "pdf"])
+def test_every_format_is_written_into_a_folder(
+    run: Any, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("doc.pdf", "one.png", "--format", form, "-o", "out", "--task", "spotting") == 0
+    ending = {"text": "txt"}.get(form, form)
+    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, f"doc.{ending}", f"one.{ending}"]
+    if form == "pdf":
+        document = pypdfium2.PdfDocument("out/doc.pdf")
+        assert document[1].get_textpage().get_text_range() == "60 dark pixels"
+        assert document[1].get_size() == (200, 300), "as large as it was"
+    else:
+        assert "60 dark pixels" in Path(f"out/doc.{ending}").read_text()
+    assert "pages read" in capsys.readouterr().out
+
+
+def test_what_fails_is_named_and_loses_nothing_else(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cut.png").write_bytes(Path("one.png").read_bytes()[:50])
+    Image.new("RGB", (9, 9), "black").save("black.png")
+    assert run("none.png", "one.png", "cut.png", "two.png", "-o", "out", "--json") == 2
+    said = capsys.readouterr()
+    assert "alula: none.png: there is no such file" in said.err
+    assert "alula: cut.png, page 1: cut.png cannot be decoded" in said.err
+    raw = json.loads(said.out)
+    assert (raw["schema"], raw["command"]) == (1, "ocr")
+    assert [(row["file"], row["pages"], row["failed"]) for row in raw["rows"]] == [
+        ("none.png", 0, 0),
+        ("one.png", 1, 0),
+        ("cut.png", 1, 1),
+        ("two.png", 1, 0),
+    ]
+    assert raw["rows"][2]["notices"] == {"failed": 1}
+    assert Path("out/two.txt").read_text() == "5 dark pixels\n"
+    assert not Path("out/none.txt").exists()
+    assert run("black.png", "one.png") == 1, "what was opened and not read is the reader's fault"
+
+
+def test_a_second_run_goes_on_where_the_first_ended(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("one.png", "doc.pdf", "-o", "out") == 0
+    assert Counting.read_so_far == 4
+    assert run("one.png", "doc.pdf", "two.png", "-o", "out") == 0
+    assert Counting.read_so_far == 5
+    assert "read already" in capsys.readouterr().out
+    Image.new("RGB", (41, 20), "white").save("one.png")
+    assert run("one.png", "doc.pdf", "-o", "out") == 0
+    assert Counting.read_so_far == 6, "a file that changed is read again"
+    assert run("doc.pdf", "-o", "out", "--pages", "1") == 0
+    assert Counting.read_so_far == 7, "so is one of which something else is asked"
+    assert run("doc.pdf", "-o", "out", "--pages", "1", "--again") == 0
+    assert Counting.read_so_far == 8
+    with Path("out", LOG).open("a") as log:
+        log.write('{"output": "cut')
+    assert run("two.png", "-o", "out") == 0
+    assert Counting.read_so_far == 8, "a torn log is read as far as it goes"
+    assert run("one.png", "-o", "out", "--again") == run("one.png", "-o", "out") == 0
+    assert Counting.read_so_far == 9, "and written on behind its tear"
+
+
+def test_an_interrupt_leaves_what_was_whole(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out").mkdir()
+    Path("out/doc.txt").write_text("the last good one")
+
+    def interrupted(self: object, scans: Any, ask: Any) -> Any:
+        for at, page in enumerate(InkReader.read(Counting(1), scans, ask)):
+            if at == 2:
+                raise KeyboardInterrupt
+            yield page
+
+    monkeypatch.setattr(Counting, "read", interrupted)
+    assert run("one.png", "doc.pdf", "-o", "out") == 130
+    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "doc.txt", "one.txt"]
+    assert Path("out/doc.txt").read_text() == "the last good one"
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_one_file_may_go_to_a_file(run: Any) -> None:
+    assert run("one.png", "-o", "result.txt") == 0
+    assert Path("result.txt").read_text() == "3 dark pixels\n"
+    assert not Path(LOG).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("one.png", "--task", "read"), "--task is 'read'; expected one of: document, text"),
+        (("one.png", "--task", "table"), "task is 'table'; ink does: document, text, spotting, subtitle"),
+        (
+            ("one.png", "--format", "doc"),
+            "--format is 'doc'; expected one of: text, md, json, html, srt, pdf",
+        ),
+        (("one.png", "--format", "pdf"), "a pdf goes to a file or a folder: say which with -o"),
+        (("one.png", "--format", "srt"), "--format srt is for videos"),
+        (("one.png", "--pages", "0"), "--pages is '0'"),
+        (("one.png", "--fields", "a"), "fields is not for task 'text'"),
+        (("one.png", "one.png", "-o", "out"), "one.png is given twice"),
+        (("one.png", "model/../one.png", "-o", "out"), "would both be written to out/one.txt"),
+        (("one.png", "-o", "two.png"), "-o two.png: there is a file of this name; expected a folder"),
+        (("one.png", "-o", "no/one.txt"), "-o no/one.txt: the folder no is not there"),
+        (("doc.pdf", "-o", "doc.pdf", "--format", "pdf"), "that is the file to read"),
+        (("one.png", "--json"), "the results themselves need a place"),
+        (("one.png", "--dpi", "1"), "dpi is 1; expected 10 to 2400"),
+        (("one.png", "--prompt", "fr"), "--prompt is 'fr'; expected one of: en, zh"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(
+    run: Any, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert said in capsys.readouterr().err
+    assert Counting.read_so_far == 0
