@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "running": {"core", "graphs", "engines"},
     "evidence": {"core", "questions", "running", *ROOMS},
     "rehearsed": {"core", "engines", "bundles", "verify"},
-    "scripts": {"core", "rehearsed", "running", *ROOMS},
+    "pictured": {"core", "codecs", "verify"},
+    "scripts": {"core", "pictured", "rehearsed", "running", *ROOMS},
     "local": {"core", "engines", "bundles", "rehearsed", "verify"},
     "generating": {"core", "local", "engines", "bundles", "codecs", "generate"},
     "layers": {"core", "local", "bench", "bundles", "engines", "fusion"},
@@ -59,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "footprint": {"core", "local", "bench", "bundles", "engines", "families", "pace", "scripts"},
     "benching": {"core", "evidence", "footprint", "local", "pace", "prove", *ROOMS},
     "prompting": {"core", "bundles", "codecs", "generate"},
-    "ocr": {"core", "generating", "local", "prompting", *ROOMS},
+    "ocr": {"core", "generating", "local", "looking", "prompting", *ROOMS},
+    "looking": {"core", "bundles", "codecs", "generate", "generating", "prompting"},
     "prove": {"core", "evidence", "local", "prompted", "questions", *ROOMS},
     "serve": {
         "core",
@@ -91,8 +93,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 OWNERS: dict[str, set[str]] = {
-    "torch": {"engines/torch", "engines/torch_writing", "families/traced"},
-    "transformers": {"engines/torch", "engines/torch_writing", "families/traced"},
+    "torch": {"engines/torch", "engines/torch_seeing", "engines/torch_writing", "families/traced"},
+    "transformers": {"engines/torch", "engines/torch_seeing", "engines/torch_writing", "families/traced"},
     "openvino": {
         "engines/openvino",
         "engines/paged/forms",

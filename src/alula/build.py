@@ -26,7 +26,7 @@ __all__ = ["BuildRequest", "Built", "build"]
 
 logger = logging.getLogger(__name__)
 
-PROCESSOR_FILES = ("preprocessor_config.json",)
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 REFERENCE_PACKAGES = ("torch", "transformers", "onnxruntime")
 

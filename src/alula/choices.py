@@ -50,6 +50,7 @@ class BuildRequest:
     axes: Mapping[str, Range] = field(default_factory=dict)
     compiling: Wanted = field(default_factory=Wanted)
     opset: int | None = None
+    compat: str | None = None
     reference: str = "auto"
     tokenizer: bool = True
     data: Path | None = None
@@ -91,6 +92,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         spec = families.describe(
             checkpoint, request.task, request.pooling, request.inputs, asked, request.labels
         )
+        spec = families.with_compat(spec, request.compat)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
         if spec.task in IMAGE_TASKS:
@@ -98,6 +100,10 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             from alula.codecs import images_codec  # noqa: PLC0415 - a build of texts needs no codec yet
 
             images_codec(checkpoint.folder, spec)
+        if spec.sees:
+            from alula.codecs import Patcher  # noqa: PLC0415 - likewise
+
+            Patcher.open(checkpoint.folder)
         if spec.writes:
             precisions = precisions_here(engine, request.precision, traits, writes=True)
         refuse_without_rows(precisions, request, writes=spec.writes)

@@ -12,7 +12,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
 from alula.running import running
-from alula.scripts import OwnGraphs, read_whole, side_by_side, sources_of, stacked
+from alula.scripts import OwnGraphs, read_whole, seen_of, side_by_side, sources_of, stacked
 from alula.verify import Script
 
 
@@ -61,7 +61,7 @@ def _largest(
             watched[part.name] = Watched(session, names)
         own = OwnGraphs(spec, watched)
         for group in side_by_side(scripts):
-            own.read(stacked([script.tokens for script in group]), sources_of(group), 1)
+            own.read(stacked([script.tokens for script in group]), sources_of(group), 1, seen_of(group))
         return {name: each.largest for name, each in watched.items()}
 
 

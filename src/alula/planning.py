@@ -28,8 +28,12 @@ WRITING_AXES = {
     "length": Range(1, 1, 512),
     "total": Range(1, 512, 1 << 20),
     "source": Range(1, 128, 1 << 20),
+    "down": Range(2, 64, 4096),
+    "across": Range(2, 64, 4096),
+    "image_tokens": Range(1, 1, 1 << 20),
 }
 """Of models that write text: rows of a step, new tokens of each, with those before them, and what an encoder reads.
+Where images are read: patches of one, down and across, and tokens that all images of a step have.
 
 Tuned for one token of one answer. A context may be as long as the model's: what a cache takes is for whoever runs it
 to bound.
@@ -41,8 +45,13 @@ GPU_AXES = {
     "length": Range(1, 128, 512),
     "total": Range(1, 512, 2048),
     "source": Range(1, 128, 512),
+    "down": Range(2, 64, 256),
+    "across": Range(2, 64, 256),
+    "image_tokens": Range(1, 1, 4096),
 }
 """The same where a compiler reserves memory for the largest sizes, all at once."""
+
+_PATCHES = ("down", "across")
 
 STEP = 8
 """Sizes that traffic shows are widened to multiples of this."""
@@ -235,7 +244,11 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range], *, on_gpu: bool) -> Pr
             f"axis 'total' up to {given['total'].max}; {spec.name} takes {spec.max_length} tokens at most"
         )
     usually = GPU_AXES if on_gpu else WRITING_AXES
-    usual = {axis: _at_most(usually[axis], spec.max_length) for axis in known if axis != "batch"}
+    usual = {
+        axis: usually[axis] if axis in _PATCHES else _at_most(usually[axis], spec.max_length)
+        for axis in known
+        if axis != "batch"
+    }
     axes = {"batch": usually["batch"], **usual, **given}
     total = axes["total"]
     length = given.get("length", _at_most(axes["length"], total.max))

@@ -11,15 +11,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from alula.bundles import Bundle
-from alula.codecs import ChatTemplate, Message, TextCodec, read_config
+from alula.codecs import (
+    ChatTemplate,
+    ImagePart,
+    Message,
+    Parts,
+    Patcher,
+    Patches,
+    Seen,
+    TextCodec,
+    patches_of,
+    read_config,
+    with_images,
+)
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
+from alula.core.tensor import Feeds
 from alula.generate import Request, Sampling, Stopping, parse_sampling, parse_stopping
 
 SETTINGS = "generation_config.json"
+SYSTEM, TENCENT = "system", "tencent"
+NOTHING_ASKED: Mapping[str, Any] = MappingProxyType({})
 
 _COUNTS = ("top_k", "max_new_tokens", "min_new_tokens")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -42,12 +58,21 @@ class Prompts:
     """The texts of one bundle, to requests. Safe to use from several threads.
 
     `positions` are the tokens that prompt and answer may have together, of each side where an encoder reads the prompt.
+    `patcher` cuts up images, where the model reads any.
     """
 
-    def __init__(self, codec: TextCodec, folder: Path, defaults: Defaults, positions: int) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        folder: Path,
+        defaults: Defaults,
+        positions: int,
+        patcher: Patcher | None = None,
+    ) -> None:
         self.codec = codec
         self.defaults = defaults
         self.positions = positions
+        self.patcher = patcher
         self._folder = folder
 
     @classmethod
@@ -56,17 +81,19 @@ class Prompts:
         spec = bundle.model
         if not spec.writes:
             raise InputError(f"{spec.name} is for task {spec.task!r}, which takes no prompt")
-        return cls.of(bundle.tokenizer, spec)
+        return cls.of(bundle.tokenizer, spec, bundle.images if spec.sees else None)
 
     @classmethod
-    def of(cls, folder: Path, spec: ModelSpec) -> Prompts:
-        """The same of the files that a bundle would have, in a folder of their own."""
+    def of(cls, folder: Path, spec: ModelSpec, processor: Path | None = None) -> Prompts:
+        """The same of the files that a bundle would have, in folders of their own; images want the `processor`'s."""
         defaults = read_defaults(folder / SETTINGS)
-        return cls(TextCodec.open(folder, spec), folder, defaults, spec.max_length)
+        patcher = None if processor is None else Patcher.open(processor)
+        return cls(TextCodec.open(folder, spec), folder, defaults, spec.max_length, patcher)
 
     def within(self, positions: int) -> Prompts:
         """The same for an engine that holds fewer tokens of one sequence."""
-        return Prompts(self.codec, self._folder, self.defaults, min(positions, self.positions))
+        fewer = min(positions, self.positions)
+        return Prompts(self.codec, self._folder, self.defaults, fewer, self.patcher)
 
     @property
     def spec(self) -> ModelSpec:
@@ -78,17 +105,46 @@ class Prompts:
         """The chat template; None where the checkpoint has none."""
         return ChatTemplate.open(self._folder)
 
-    def text(self, prompt: str | Sequence[int], body: Mapping[str, Any]) -> Request:
-        """A request to go on with a prompt, or with tokens that the caller made; `body` is what else was asked."""
+    def text(
+        self, prompt: str | Sequence[int], body: Mapping[str, Any], images: Sequence[Seen] = ()
+    ) -> Request:
+        """A request to go on with a prompt, or with tokens that the caller made; `body` is what else was asked.
+
+        The prompt has the token that keeps an image's place once for each of the `images`.
+        """
         if not prompt:
             raise InputError("the prompt is empty, expected a text")
         if isinstance(prompt, str):
-            return self._request(self.codec.prompt(prompt), body)
-        return self._request(self.codec.encode_ids(prompt, truncate=False).ids, body)
+            return self._request(self.codec.prompt(prompt), body, images)
+        return self._request(self.codec.encode_ids(prompt, truncate=False).ids, body, images)
 
-    def chat(self, messages: Sequence[Message], body: Mapping[str, Any]) -> Request:
+    def look(
+        self,
+        text: str,
+        images: Sequence[Seen],
+        body: Mapping[str, Any] = NOTHING_ASKED,
+        *,
+        system: str | None = None,
+    ) -> Request:
+        """A request about images, which stand before the text, as a chat of one message.
+
+        An image is upright: Pillow's, levels uint8 [height, width, 3], or patches that `patches` gave for one. `body`
+        has the words of OpenAI's API and of vLLM: max_tokens, temperature, repetition_penalty, stop and so on. Raises
+        InputError where the model reads none, or where the prompt has no place for each.
+        """
+        parts: Parts = (*[ImagePart()] * len(images), text)
+        opening = [] if system is None else [Message(role=SYSTEM, content=system)]
+        return self.chat([*opening, Message(role="user", content=parts if images else text)], body, images)
+
+    def patches(self, image: Seen) -> Patches:
+        """An image as the vision part reads it, [down, across, features]: what takes a processor's time, done ahead."""
+        return patches_of(image, self._sees())
+
+    def chat(
+        self, messages: Sequence[Message], body: Mapping[str, Any], images: Sequence[Seen] = ()
+    ) -> Request:
         """A request to answer a conversation; tools and what a template is told besides are for `render`."""
-        return self.rendered(self.render(messages), body)
+        return self.rendered(self.render(messages), body, images)
 
     def render(
         self,
@@ -103,13 +159,29 @@ class Prompts:
                 f"{self.spec.name} has no chat template, so it takes prompts and no messages; a checkpoint has one in "
                 "chat_template.jinja or tokenizer_config.json"
             )
-        return self.template.render(messages, tools=tools, variables=variables)
+        return self.template.render(self._opened(messages), tools=tools, variables=variables)
 
-    def rendered(self, text: str, body: Mapping[str, Any]) -> Request:
+    def rendered(self, text: str, body: Mapping[str, Any], images: Sequence[Seen] = ()) -> Request:
         """A request to answer a conversation that is rendered."""
-        return self._request(self.codec.prompt(text, rendered=True), body)
+        return self._request(self.codec.prompt(text, rendered=True), body, images)
 
-    def _request(self, ids: tuple[int, ...], body: Mapping[str, Any]) -> Request:
+    def _opened(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The conversation as Tencent's own client of HunyuanOCR begins it, with a system message that may be empty."""
+        if self.spec.compat != TENCENT or any(message.role == SYSTEM for message in messages):
+            return messages
+        return [Message(role=SYSTEM, content=""), *messages]
+
+    def _sees(self) -> Patcher:
+        if self.patcher is None:
+            raise InputError(f"{self.spec.name} reads no images")
+        return self.patcher
+
+    def _request(self, ids: tuple[int, ...], body: Mapping[str, Any], images: Sequence[Seen] = ()) -> Request:
+        seen: Feeds = {}
+        if images or self.spec.sees:
+            patcher = self._sees()
+            patches = [patches_of(image, patcher) for image in images]
+            ids, seen = with_images(ids, self.spec.image_id, patcher, patches)
         start, source = ids, tuple[int, ...]()
         if self.spec.reads_source:
             start, source = (self.spec.start_id,), ids
@@ -124,6 +196,7 @@ class Prompts:
         return Request(
             prompt=start,
             source=source,
+            seen=seen,
             sampling=_sampling(body, self.defaults),
             stopping=_stopping(body, self.defaults, self.spec, len(start), left),
         )

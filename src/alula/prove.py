@@ -76,7 +76,7 @@ def _verify_writer(bundle: Bundle, request: VerifyRequest, progress: Progress) -
     """The same for a model that writes text: its scripts are performed again."""
     _refuse_unjudged(bundle, request)
     spec, engines, stored = bundle.model, local_engines(bundle), bundle.stored.reference
-    precision, profile = bundle.answering.graph.precision, bundle.answering.plan.profile
+    precision, profile = bundle.answering.graph.precision, bundle.manifest.profile
     terms = _terms(bundle, request)
     asked = None
     if terms is not None:

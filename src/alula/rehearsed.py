@@ -25,6 +25,8 @@ TIMED_BEHIND = 256
 
 BLOCK = 16
 
+_IDS = ("prompt", "follow", "source")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
@@ -84,7 +86,7 @@ class Rehearsed:
         for at in order:
             script, logits = self.scripts[at], self.logits[at]
             rows = max(1, min(len(logits), (most - size) // logits[0].nbytes))
-            size += rows * logits[0].nbytes
+            size += rows * logits[0].nbytes + sum(array.nbytes for array in script.given.values())
             if feeds and size > most:
                 break
             feeds.append(_as_feeds(replace(script, follow=script.follow[:rows])))
@@ -141,7 +143,9 @@ def _goes_on(found: tuple[int, ...], count: int, ends: Collection[int]) -> bool:
 
 
 def _given(script: Script) -> Feeds:
-    """What an encoder reads."""
+    """What an encoder reads, or what is seen."""
+    if script.given:
+        return script.given
     return {"input_ids": np.array([script.source], np.int64)} if script.source else {}
 
 
@@ -206,11 +210,10 @@ def _half(script: Script) -> int:
 
 def _as_feeds(script: Script) -> Feeds:
     named = {"prompt": script.prompt, "follow": script.follow, "source": script.source}
-    return {name: np.array(ids, np.int64) for name, ids in named.items()}
+    return {**script.given, **{name: np.array(ids, np.int64) for name, ids in named.items()}}
 
 
 def _as_script(feeds: Feeds, name: str) -> Script:
-    prompt, follow, source = (
-        tuple(int(token) for token in feeds[key]) for key in ("prompt", "follow", "source")
-    )
-    return Script(name=name, prompt=prompt, follow=follow, source=source)
+    prompt, follow, source = (tuple(int(token) for token in feeds[key]) for key in _IDS)
+    given = {key: array for key, array in feeds.items() if key not in _IDS}
+    return Script(name=name, prompt=prompt, follow=follow, source=source, given=given)

@@ -17,11 +17,14 @@ import numpy.typing as npt
 from alula import families
 from alula.codecs import TextCodec
 from alula.core.check import Reference
-from alula.core.decoding import Logits
+from alula.core.decoding import NOTHING_GIVEN, Logits
 from alula.core.engine import Session
 from alula.core.model import ModelSpec
 from alula.core.profile import PAST, Profile, Range
 from alula.core.tensor import Array, Feeds
+from alula.engines.seeing import looked
+from alula.engines.sights import Sights
+from alula.pictured import pictured
 from alula.rehearsed import Rehearsed
 from alula.running import running
 from alula.verify import Script
@@ -60,14 +63,24 @@ READ_AT_ONCE = 1024
 class Teacher(Protocol):
     """A reference: it reads rows, and writes the best token behind them, again and again.
 
-    A source is what an encoder reads, `NOTHING` where it is none.
+    A source is what an encoder reads, `NOTHING` where it is none; `given` is what a single row is started with that
+    has images.
     """
 
-    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+    def read(
+        self, tokens: Ints, source: Ints | None = None, last: int = 0, given: Feeds = NOTHING_GIVEN
+    ) -> Logits:
         """Logits behind every token, or behind so many `last` ones, [rows, length, vocabulary]."""
         ...
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+    def write(
+        self,
+        prompt: Ints,
+        count: int,
+        source: Ints | None = None,
+        ends: Collection[int] = (),
+        given: Feeds = NOTHING_GIVEN,
+    ) -> Ints:
         """So many tokens behind each prompt, [rows, count], or fewer where each row has come to one that `ends` it.
 
         A shorter prompt has `NOTHING` in front.
@@ -91,8 +104,9 @@ def rehearse(
 def scripts_for(teacher: Teacher, spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Script]:
     """Random ids and real texts one token after another, and prompts that are gone on with as the reference does."""
     drawn, texts = list(_drawn(spec, profile)), list(_texts(spec, profile, tokenizer))
+    seen = pictured(spec, tokenizer.with_name("processor"), profile.holds - 2 * ANSWER)
     most = profile.holds
-    answer, text = (_length(size, spec, len(drawn) + len(texts), most) for size in (ANSWER, TEXT))
+    answer, text = (_length(size, spec, len(drawn) + len(texts) + len(seen), most) for size in (ANSWER, TEXT))
     if spec.reads_source:
         yield from _answered(teacher, spec, [*drawn, *texts], answer)
         return
@@ -105,6 +119,8 @@ def scripts_for(teacher: Teacher, spec: ModelSpec, profile: Profile, tokenizer: 
     whole = [script for script in (texts or drawn) if len(script.prompt) >= begun]
     prompts = [replace(script, prompt=script.prompt[:begun]) for script in whole]
     yield from _answered(teacher, spec, prompts, answer)
+    for script in seen:
+        yield from _answered(teacher, spec, [script], answer)
 
 
 @contextmanager
@@ -113,7 +129,7 @@ def opened_teacher(
 ) -> Iterator[Teacher]:
     """Transformers on the checkpoint, or the graphs as they are written, in ONNX Runtime."""
     if reference == "pytorch":
-        with closing(torch_writer(checkpoint, spec)) as teacher:
+        with closing(_pytorch(checkpoint, spec)) as teacher:
             yield teacher
         return
     with ExitStack() as opened:
@@ -126,8 +142,16 @@ def opened_teacher(
         yield OwnGraphs(spec, sessions)
 
 
+def _pytorch(checkpoint: families.Checkpoint, spec: ModelSpec) -> Teacher:
+    if not spec.sees:
+        return torch_writer(checkpoint, spec)
+    from alula.engines.torch_seeing import seer  # noqa: PLC0415 - seconds to import
+
+    return seer(checkpoint.root, spec)
+
+
 def torch_writer(checkpoint: families.Checkpoint, spec: ModelSpec, *, threads: int = 0) -> TorchWriter:
-    """The checkpoint in transformers, in fp32."""
+    """The checkpoint in transformers, in fp32; one that reads no images."""
     from alula.engines.torch_writing import Unpacked, writer  # noqa: PLC0415 - seconds to import
 
     unpacked = None
@@ -151,19 +175,32 @@ class OwnGraphs:
     def __init__(self, spec: ModelSpec, sessions: Mapping[str, Session]) -> None:
         self._part, self._sessions = spec.part("decoder"), sessions
 
-    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+    def read(
+        self, tokens: Ints, source: Ints | None = None, last: int = 0, given: Feeds = NOTHING_GIVEN
+    ) -> Logits:
         """Logits behind every token, or so many last ones, in one call."""
-        mask = np.ones_like(tokens)
-        logits, _ = self._step(tokens, mask, self._nothing(len(tokens)), self._read_source(source), last)
+        mask, sights = np.ones_like(tokens), self._looked(given)
+        past, seen = self._nothing(len(tokens)), self._read_source(source)
+        logits, _ = self._step(
+            tokens, mask, past, {**seen, **self._told(sights, mask, tokens.shape[1])}, last
+        )
         return logits
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+    def write(
+        self,
+        prompt: Ints,
+        count: int,
+        source: Ints | None = None,
+        ends: Collection[int] = (),
+        given: Feeds = NOTHING_GIVEN,
+    ) -> Ints:
         """So many tokens behind each prompt, the best each time, or up to where every row has ended."""
-        seen, past = self._read_source(source), self._nothing(len(prompt))
+        seen, past, sights = self._read_source(source), self._nothing(len(prompt)), self._looked(given)
         mask, found = (prompt != NOTHING).astype(np.int64), prompt[:, :0]
         tokens = prompt * mask
         while found.shape[1] < count and not np.isin(found, list(ends)).any(1).all():
-            logits, past = self._step(tokens, mask, past, seen, 1)
+            told = self._told(sights, mask, tokens.shape[1])
+            logits, past = self._step(tokens, mask, past, {**seen, **told}, 1)
             tokens = logits.argmax(-1)
             mask = np.concatenate([mask, np.ones_like(tokens)], axis=1)
             found = np.concatenate([found, tokens], axis=1)
@@ -179,11 +216,30 @@ class OwnGraphs:
         states = self._sessions["encoder"].run({"input_ids": source * mask, "attention_mask": mask})
         return {"encoder_attention_mask": mask, **self._sessions["cross"].run(states)}
 
+    def _looked(self, given: Feeds) -> Sights | None:
+        """What the vision part makes of the images of the only row; None where nothing is seen at all."""
+        sights = Sights.of(self._part.inputs)
+        if sights is not None and given:
+            sights.start(0, looked(self._sessions["vision"], given))
+        return sights
+
+    def _told(self, sights: Sights | None, mask: Ints, new: int) -> Feeds:
+        """Where the new tokens are, and what is seen in their places: of one row with images, or of rows without."""
+        if sights is None:
+            return {"position_ids": _positions(mask, new)}
+        begin = mask.shape[1] - new
+        if len(mask) == 1 and mask.all():
+            return sights.squared([0], [begin], new, 1)
+        places = np.broadcast_to(_positions(mask, new), (sights.axes, len(mask), new))
+        return {
+            **sights.squared(range(1, len(mask) + 1), [begin] * len(mask), new, len(mask)),
+            "position_ids": places,
+        }
+
     def _step(self, tokens: Ints, mask: Ints, past: Feeds, seen: Feeds, last: int) -> tuple[Logits, Feeds]:
         new = tokens.shape[1]
         feeds: dict[str, Array] = {
             "input_ids": tokens,
-            "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -new:],
             "attention_mask": mask,
             "answers": np.arange(new)[-last:],
         }
@@ -197,6 +253,12 @@ class OwnGraphs:
             for spec in self._part.inputs
             if spec.name.startswith("past.")
         }
+
+
+def _positions(mask: Ints, new: int) -> Ints:
+    """Places of the new tokens, [rows, new]: padding on the left is not counted."""
+    places: Ints = np.maximum(mask.cumsum(1) - 1, 0)
+    return places[:, -new:]
 
 
 def _length(size: int, spec: ModelSpec, prompts: int, most: int) -> int:
@@ -239,7 +301,10 @@ def _script(spec: ModelSpec, name: str, ids: tuple[int, ...], *, drawn: bool = F
 
 def _answered(teacher: Teacher, spec: ModelSpec, prompts: Sequence[Script], count: int) -> Iterator[Script]:
     """Prompts of one length, each with the tokens that the reference goes on with; a T5 up to one that ends it."""
-    rows = teacher.write(stacked([script.prompt for script in prompts]), count, sources_of(prompts))
+    given = seen_of(prompts)
+    rows = teacher.write(
+        stacked([script.prompt for script in prompts]), count, sources_of(prompts), given=given
+    )
     for script, row in zip(prompts, rows.tolist(), strict=True):
         follow = ended(row, spec.end_ids) if spec.reads_source else tuple(row)
         yield replace(script, name=f"{script.name}, gone on with", follow=follow, greedy=True)
@@ -255,22 +320,34 @@ def _asked(teacher: Teacher, scripts: Sequence[Script]) -> list[Logits]:
     """The logits of each script; those side by side are filled behind their ends, where nothing looks."""
     found: dict[Script, Logits] = {}
     for group in side_by_side(scripts):
-        read = teacher.read(stacked([script.tokens for script in group]), sources_of(group))
+        tokens = stacked([script.tokens for script in group])
+        read = teacher.read(tokens, sources_of(group), given=seen_of(group))
         for script, logits in zip(group, read, strict=True):
             found[script] = logits[len(script.prompt) - 1 : len(script.tokens)].copy()
     return [found[script] for script in scripts]
 
 
 def side_by_side(scripts: Sequence[Script], *, more: int = 0) -> Iterator[list[Script]]:
-    """Short ones first, as many as are read at once, where each may grow by so many tokens `more`."""
+    """Short ones first, as many as are read at once, where each may grow by so many tokens `more`.
+
+    One with images is by itself: transformers counts them over all rows of a batch, and so places them wrong.
+    """
+    yield from ([script] for script in scripts if script.given)
     group: list[Script] = []
-    for script in sorted(scripts, key=lambda each: len(each.tokens) + len(each.source)):
+    order = sorted(scripts, key=lambda each: len(each.tokens) + len(each.source))
+    for script in (script for script in order if not script.given):
         size = max(len(script.tokens), len(script.source)) + more
         if group and (len(group) + 1) * size > READ_AT_ONCE:
             yield group
             group = []
         group.append(script)
-    yield group
+    if group:
+        yield group
+
+
+def seen_of(group: Sequence[Script]) -> Feeds:
+    """What the only script of a group is started with; nothing where there are no images."""
+    return group[0].given
 
 
 def sources_of(group: Sequence[Script]) -> Ints | None:

@@ -100,12 +100,14 @@ class Ours:
         """Logits of all new tokens."""
         made = [self.vision.run(None, {"patches": each})[0] for each in images]
         self.seen += ids.shape[1]
+        kept = ids == IMAGE
         feeds = {
             "input_ids": ids,
             "position_ids": positions,
             "attention_mask": np.ones((1, self.seen), np.int64),
             "answers": np.arange(ids.shape[1]),
-            "image": np.concatenate(made) if made else np.zeros((0, 40), np.float32),
+            "image_rows": np.where(kept, kept.cumsum() - 1, -1),
+            "image": np.concatenate(made) if made else np.zeros((1, 40), np.float32),
             **self.past,
         }
         logits, *present = self.decoder.run(None, feeds)
@@ -178,8 +180,8 @@ def test_both_spellings_of_a_config_say_the_same() -> None:
     }
     assert read_text(flat) == read_text(CONFIG)
     assert read_text(CONFIG).sections == (2, 2, 2, 2)
-    names = [spec.name for spec in decoder_part(read_text(CONFIG)).inputs[:5]]
-    assert names == ["input_ids", "position_ids", "attention_mask", "answers", "image"]
+    names = [spec.name for spec in decoder_part(read_text(CONFIG)).inputs[:6]]
+    assert names == ["input_ids", "position_ids", "attention_mask", "answers", "image_rows", "image"]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,12 @@ class Bundle:
     @property
     def processor(self) -> Path:
         """The folder that says how rows become feeds: the tokenizer's, or the image processor's."""
-        return self.tokenizer if self.model.reads_text else self.root / "processor"
+        return self.tokenizer if self.model.reads_text else self.images
+
+    @property
+    def images(self) -> Path:
+        """The folder with the image processor's settings, where images are read."""
+        return self.root / "processor"
 
     @property
     def answering(self) -> Engine:

@@ -76,6 +76,13 @@ class Manifest:
         raise ManifestError("holds no engine", "engines")
 
     @property
+    def profile(self) -> Profile:
+        """The sizes of the answering engine, with those of axes that other parts have for themselves."""
+        own = self.answering.plan.profile
+        others = {axis: r for engine in self.engines.values() for axis, r in engine.plan.profile.axes.items()}
+        return Profile({**others, **own.axes}, own.tuned)
+
+    @property
     def identity(self) -> str:
         """A digest of all but the evidence, which `verify` and `bench` renew."""
         return identity(self.to_json())
@@ -185,6 +192,8 @@ def _parse_model(raw: Mapping[str, Any]) -> ModelSpec:
         comes_in=get(raw, str, "comes_in") if "comes_in" in raw else "fp32",
         end_ids=get_ints(raw, "end_ids") if "end_ids" in raw else (),
         start_id=get(raw, int, "start_id") if "start_id" in raw else -1,
+        image_id=get(raw, int, "image_id") if "image_id" in raw else -1,
+        compat=get(raw, str, "compat") if "compat" in raw else "",
     )
 
 

@@ -56,6 +56,8 @@ def _model(model: ModelSpec, source: str) -> Iterator[str]:
     if model.name not in {source, Path(source).name, Path(source).stem}:
         yield from ("--name", model.name)
     yield from ("--task", model.task)
+    if model.compat:
+        yield from ("--compat", model.compat)
     if model.pooling:
         yield from ("--pooling", model.pooling)
     if model.task == TENSORS:

@@ -138,6 +138,12 @@ def build(
         False, "--strip-weights", help="TensorRT: leave the weights to the graph beside the engine."
     ),
     opset: int | None = typer.Option(None, help="The ONNX opset of the graph, 17 to 24.", show_default=False),
+    compat: str | None = typer.Option(
+        None,
+        metavar="CODE",
+        help="Of HunyuanOCR: whose code the graphs follow where two differ, tencent or transformers.",
+        show_default="tencent",
+    ),
     reference: str = typer.Option(
         "auto", help="auto, pytorch, onnx-file, golden or own-graph: what the result is held to."
     ),
@@ -191,6 +197,7 @@ def build(
         axes=axes,
         compiling=compiling,
         opset=opset,
+        compat=compat,
         reference=reference,
         tokenizer=not no_tokenizer,
         data=data,

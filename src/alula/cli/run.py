@@ -39,7 +39,8 @@ def run(
     question: str | None = typer.Option(None, help="For question answering."),
     context: str | None = typer.Option(None, help="For question answering: where the answer is looked for."),
     image: list[Path] = typer.Option(
-        [], help="An image's file, for models that read images; can be repeated."
+        [],
+        help="An image's file, for models that read images, with --prompt where they write; can be repeated.",
     ),
     prompt: list[str] = typer.Option(
         [], help='For models that write text: what to answer, "-" for stdin; can be repeated.'
@@ -72,9 +73,11 @@ def run(
 ) -> int:
     """Run a bundle once on texts, prompts, images or arrays given on the command line."""
     opened = Bundle.open(bundle)
-    reading = any([text, query, question, context, image])
+    sees = opened.model.sees
+    reading = any([text, query, question, context, image and not sees])
     writing = Writing(
         prompts=prompt,
+        images=image if sees else (),
         system=system,
         chat=chat,
         body={

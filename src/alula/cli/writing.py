@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from alula.bundles import Bundle
 from alula.cli.console import Phases, print_json
-from alula.codecs import Message, TextCodec
+from alula.codecs import Message, Patches, TextCodec, decode
 from alula.core.errors import InputError
 from alula.prompting import Prompts
 
@@ -29,9 +30,13 @@ _SHOWN_OF_A_PROMPT = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writing:
-    """The options of the command line that are for models that write; `chat` None leaves it to the checkpoint."""
+    """The options of the command line that are for models that write; `chat` None leaves it to the checkpoint.
+
+    Every prompt is about all of the `images`.
+    """
 
     prompts: Sequence[str]
+    images: Sequence[Path] = ()
     system: str | None = None
     chat: bool | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +104,12 @@ def check_writing(bundle: Bundle, asked: Writing, *, others: bool) -> None:
     if not bundle.model.writes:
         raise InputError(f"{asked.given[0]} is not for task {task!r}, which writes no text")
     if others:
-        raise InputError(f"task {task!r} takes --prompt TEXT, and no texts, images or arrays")
+        reads = (
+            "--prompt TEXT and --image FILE, and no texts"
+            if bundle.model.sees
+            else "--prompt TEXT, and no texts, images"
+        )
+        raise InputError(f"task {task!r} takes {reads} or arrays")
 
 
 def _opened(bundle: Bundle, codec: TextCodec) -> Generator:
@@ -118,12 +128,13 @@ def write(
     """Answer every prompt, all of them together, and print the answers in order; the exit code."""
     prompts = Prompts.open(bundle)
     texts = _read(asked.prompts, bundle)
-    _requests(prompts, texts, asked)  # what cannot be asked is refused before an engine is loaded
+    seen = [prompts.patches(decode(path)) for path in asked.images]
+    _requests(prompts, texts, asked, seen)  # what cannot be asked is refused before an engine is loaded
 
     with Phases().phase("load the engine"):
         generator = opens(bundle) if opens else _opened(bundle, prompts.codec)
     with closing(generator):
-        requests = _requests(prompts.within(generator.holds), texts, asked)
+        requests = _requests(prompts.within(generator.holds), texts, asked, seen)
         answers = [Answer(prompt=text, request=each) for text, each in zip(texts, requests, strict=True)]
         shown = None if as_json else Shown(answers)
         interrupted = answer_all(generator, answers, shown)
@@ -209,28 +220,32 @@ def _summary(answer: Answer) -> str:
     return f"+ {', '.join(parts)}"
 
 
-def _requests(prompts: Prompts, texts: Sequence[str], asked: Writing) -> list[Request]:
+def _requests(
+    prompts: Prompts, texts: Sequence[str], asked: Writing, seen: Sequence[Patches]
+) -> list[Request]:
     """A request for each; of several, an error says which."""
     if len(texts) == 1:
-        return [_request(prompts, texts[0], asked)]
-    return [_numbered(at, prompts, text, asked) for at, text in enumerate(texts, start=1)]
+        return [_request(prompts, texts[0], asked, seen)]
+    return [_numbered(at, prompts, text, asked, seen) for at, text in enumerate(texts, start=1)]
 
 
-def _numbered(at: int, prompts: Prompts, text: str, asked: Writing) -> Request:
+def _numbered(at: int, prompts: Prompts, text: str, asked: Writing, seen: Sequence[Patches]) -> Request:
     try:
-        return _request(prompts, text, asked)
+        return _request(prompts, text, asked, seen)
     except InputError as error:
         raise InputError(f"--prompt no. {at}: {error}") from error
 
 
-def _request(prompts: Prompts, text: str, asked: Writing) -> Request:
+def _request(prompts: Prompts, text: str, asked: Writing, seen: Sequence[Patches]) -> Request:
     chats = asked.chat
     if chats is None:
         chats = asked.system is not None or (not prompts.spec.reads_source and prompts.template is not None)
     if not chats:
         if asked.system is not None:
             raise InputError("--system is for a chat, which --no-chat says this is not")
-        return prompts.text(text, asked.body)
+        return prompts.text(text, asked.body, seen)
+    if prompts.spec.sees:
+        return prompts.look(text, seen, asked.body, system=asked.system)
     system = [] if asked.system is None else [Message(role="system", content=asked.system)]
     return prompts.chat([*system, Message(role="user", content=text)], asked.body)
 

@@ -5,12 +5,16 @@ from alula.codecs.by_task import ImagesCodec, images_codec
 from alula.codecs.chat import ChatTemplate
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.detection import Box, DetectionCodec, Page, draw_boxes
+from alula.codecs.drawn import drawn_page
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
-from alula.codecs.messages import Message, messages_of, tools_of
+from alula.codecs.messages import ImagePart, Message, Parts, messages_of, tools_of
+from alula.codecs.patches import Patcher, Patches
 from alula.codecs.pictures import MOST_PIXELS, Sheet, count_sheets, decode, decode_sheet, to_jpeg
+from alula.codecs.places import places_of
 from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
+from alula.codecs.seen import Seen, given_of, patches_of, with_images
 from alula.codecs.text import TextCodec, read_config
 from alula.codecs.vectors import vectors
 
@@ -22,14 +26,19 @@ __all__ = [
     "DetectionCodec",
     "Entity",
     "ImageCodec",
+    "ImagePart",
     "ImagesCodec",
     "Line",
     "Message",
     "Page",
+    "Parts",
+    "Patcher",
+    "Patches",
     "Pixels",
     "RecognitionCodec",
     "Row",
     "Scored",
+    "Seen",
     "Sheet",
     "TextCodec",
     "TokenLabel",
@@ -40,11 +49,15 @@ __all__ = [
     "decode",
     "decode_sheet",
     "draw_boxes",
+    "drawn_page",
     "each_image",
     "entities",
     "fit",
+    "given_of",
     "images_codec",
     "messages_of",
+    "patches_of",
+    "places_of",
     "read_config",
     "relevance",
     "row_outputs",
@@ -52,5 +65,6 @@ __all__ = [
     "token_labels",
     "tools_of",
     "vectors",
+    "with_images",
     "within",
 ]

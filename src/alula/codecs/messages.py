@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from alula.codecs.text import valid_text
 from alula.core.errors import InputError
@@ -17,15 +17,31 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImagePart:
+    """Where an image stands in a message; `url` is how the caller gave it, empty where it is at hand."""
+
+    url: str = ""
+
+
+Parts: TypeAlias = tuple[str | ImagePart, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message; `content` is a text, or the texts of its parts, or None beside tool calls.
+    """One message; `content` is a text, or its parts, texts and images, or None beside tool calls.
 
     `more` is what else the caller said, such as tool_calls, tool_call_id and name: the template reads what it knows.
     """
 
     role: str
-    content: str | tuple[str, ...] | None
+    content: str | Parts | None
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        """The images among the parts."""
+        parts = () if self.content is None or isinstance(self.content, str) else self.content
+        return tuple(part for part in parts if isinstance(part, ImagePart))
 
     def as_json(self, *, parts: bool) -> dict[str, Any]:
         """What a template sees; one that takes no parts gets them as lines of one text."""
@@ -33,11 +49,17 @@ class Message:
         if isinstance(self.content, str):
             made["content"] = self.content
         elif self.content is not None:
-            texts = [{"type": "text", "text": text} for text in self.content]
-            made["content"] = texts if parts else "\n".join(self.content)
+            if self.images and not parts:
+                raise InputError("the chat template of the model has no place for images in a message")
+            shown = [_shown(part) for part in self.content]
+            made["content"] = shown if parts else "\n".join(each["text"] for each in shown)
         made |= self.more
         thought = next((made[name] for name in _THOUGHTS if name in made), None)
         return made if thought is None else {"thinking": thought, **made, "reasoning_content": thought}
+
+
+def _shown(part: str | ImagePart) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 def messages_of(raw: Any) -> tuple[Message, ...]:

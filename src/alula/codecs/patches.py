@@ -53,6 +53,11 @@ class Patcher:
                     raise InputError(f"{path}: {error}") from error
         raise InputError(f"{folder} has neither {FILES[0]} nor {FILES[1]}")
 
+    @property
+    def features(self) -> int:
+        """Numbers of a patch."""
+        return _COLOURS * self.patch * self.patch
+
     def size(self, width: int, height: int) -> tuple[int, int]:
         """The width and height that a page of this size is brought to, as the published code rounds.
 

@@ -140,6 +140,15 @@ def _dpi(image: Image) -> float | None:
     return dpi if _SCREEN_DPI < dpi < 10_000 else None
 
 
+def as_rgb(image: Image, name: str = "the image") -> Image:
+    """An image that is open already, turned and coloured as `decode` does it."""
+    return (
+        image
+        if image.mode == "RGB" and not image.getexif()
+        else _rgb(_upright(image), image.format or "", name)
+    )
+
+
 @contextmanager
 def _opened(image: Path | bytes, called: str) -> Iterator[Image]:
     """The header, read; Pillow's warning about large images would only repeat the check that follows."""

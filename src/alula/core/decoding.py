@@ -48,14 +48,25 @@ class Work:
     answers: bool
 
 
+IMAGE, IMAGE_ROWS = "image", "image_rows"
+"""Inputs of a decoder that sees: rows that a vision part made, and which of them takes a token's place, -1 for none."""
+
+PATCHES, IMAGE_AT, PLACES = "patches", "image_at", "places"
+"""What a sequence with images is started with: "patches.0", "patches.1" and so on of one image each, which tokens of
+its prompt stand for them, and the places [axes, length] of all its tokens."""
+
 _OWN = frozenset({"input_ids", "position_ids", "attention_mask", "answers"})
+_SEEN = frozenset({IMAGE, IMAGE_ROWS})
 
 
 def is_alone(inputs: Iterable[str]) -> bool:
-    """Whether a graph with inputs of these names takes a past of its own, and nothing of an encoder besides."""
+    """Whether a graph with inputs of these names takes a past of its own, and nothing of an encoder besides.
+
+    What stands for images in a prompt is in the places of tokens, and not beside them.
+    """
     names = set(inputs)
     past = {name for name in names if name.startswith("past.")}
-    return bool(past) and names - past == _OWN
+    return bool(past) and names - past in (_OWN, _OWN | _SEEN)
 
 
 class Decoding(Protocol):

@@ -34,7 +34,9 @@ class ModelSpec:
     name fp32, and held to what that precision may cost.
 
     A model that writes text has its `end_ids`, any of which ends an answer, and where an encoder stands before the
-    decoder the `start_id` that answers begin with; -1 says that they go on from the prompt.
+    decoder the `start_id` that answers begin with; -1 says that they go on from the prompt. One that reads images
+    beside its prompt has the `image_id` of the tokens that keep their places, -1 where none does; `compat` says whose
+    code its graphs follow where there are two.
     """
 
     name: str
@@ -54,6 +56,8 @@ class ModelSpec:
     comes_in: str = "fp32"
     end_ids: tuple[int, ...] = ()
     start_id: int = -1
+    image_id: int = -1
+    compat: str = ""
 
     @property
     def writes(self) -> bool:
@@ -69,6 +73,11 @@ class ModelSpec:
     def reads_source(self) -> bool:
         """Whether an encoder reads what is asked, so that answers begin with a token of their own."""
         return self.start_id >= 0
+
+    @property
+    def sees(self) -> bool:
+        """Whether images are read beside a prompt."""
+        return self.image_id >= 0
 
     def part(self, name: str) -> Part:
         """Look a part up by name."""

@@ -63,6 +63,9 @@ def _fake() -> Backend:
     return Fake()
 
 
+VISION = "vision"
+"""The part of a model that turns images into tokens of its decoder."""
+
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "openvino": _openvino,
     "onnxruntime": _onnxruntime,
@@ -93,7 +96,12 @@ def backend(name: str) -> Backend:
 
 
 def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0) -> Decoding:
-    """A session that keeps the cache, on a decoder's engine, or on those of an encoder, its "cross" and a decoder."""
+    """A session that keeps the cache, on a decoder's engine, or on those of an encoder, its "cross" and a decoder.
+
+    Where there is a vision part beside the decoder, sequences are given images.
+    """
+    if VISION in engines:
+        return _open_seeing(engines, room, threads=threads)
     if _is_paged(engines):
         from alula.engines.openvino import OpenVino  # noqa: PLC0415 - loads the vendor
 
@@ -111,9 +119,24 @@ def open_decoding(engines: Mapping[str, Engine], room: Room, *, threads: int = 0
     return dense
 
 
+def _open_seeing(engines: Mapping[str, Engine], room: Room, *, threads: int) -> Decoding:
+    from alula.engines.seeing import Seeing  # noqa: PLC0415 - nothing else needs it
+
+    with ExitStack() as opened:
+        vision = backend(engines[VISION].backend).open(engines[VISION], threads=threads)
+        opened.callback(vision.close)
+        seeing = Seeing(vision, open_decoding(_without_vision(engines), room, threads=threads))
+        opened.pop_all()
+    return seeing
+
+
+def _without_vision(engines: Mapping[str, Engine]) -> dict[str, Engine]:
+    return {name: engine for name, engine in engines.items() if name != VISION}
+
+
 def cache_cost(engines: Mapping[str, Engine]) -> Cost:
     """What the cache of the session takes that `open_decoding` gives for these engines."""
-    if _is_paged(engines):
+    if _is_paged(_without_vision(engines)):
         from alula.engines.paged.session import cost as paged_cost  # noqa: PLC0415 - loads the vendor
 
         return paged_cost(engines["decoder"])

@@ -19,6 +19,7 @@ from alula.core.profile import Profile
 from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.engines.caches import caches_of, grows, pasts, present
 from alula.engines.rows import Ints, Rows, partition, side_by_side
+from alula.engines.sights import Sights
 
 DECODER, ENCODER, CROSS = "decoder", "encoder", "cross"
 PARTS = ({DECODER}, {ENCODER, CROSS, DECODER})
@@ -51,18 +52,25 @@ class Dense:
         if lacking := [spec.name for spec in past if present(spec.name) not in given]:
             raise InputError(f"the decoder takes {lacking[0]!r} and gives no {present(lacking[0])!r}")
         self._most_new = self._decoder.profile.most("length", {})
+        self._sights = Sights.of(inputs)
         self._caches, self._grows = caches_of(self._decoder.session), grows(outputs)
         self._where: dict[int, Rows] = {}
         self._lost: set[int] = set()
         self._together: frozenset[int] = frozenset()
 
     def start(self, sequence: int, given: Feeds = NOTHING_GIVEN) -> None:
-        """Begin a sequence; where there is an encoder, it reads "input_ids" [1, source] of what is given now."""
+        """Begin a sequence; where there is an encoder, it reads "input_ids" [1, source] of what is given now.
+
+        A decoder that sees is given the rows of images, which tokens they stand for, and the places of all tokens.
+        """
         self._refuse_closed()
         if sequence in self._where or sequence in self._lost:
             raise RunError(f"sequence {sequence} was started already")
         if len(self._where) + len(self._lost) >= self.room.sequences:
             raise RunError(f"sequence {sequence} is one too many; there is room for {self.room.sequences}")
+        if self._sights is not None:
+            self._sights.start(sequence, given)
+            given = NOTHING_GIVEN
         source, cross = self._read(given)
         self._where[sequence] = Rows(
             members=(sequence,),
@@ -97,6 +105,8 @@ class Dense:
         self._where.pop(sequence, None)
         self._lost.discard(sequence)
         self._together -= {sequence}
+        if self._sights is not None:
+            self._sights.release(sequence)
 
     def close(self) -> None:
         """Close the parts and forget all sequences."""
@@ -205,6 +215,8 @@ class Dense:
         feeds: dict[str, Array] = {**rows.feeds(tokens), "answers": np.array([new - 1])}
         if self._cross:
             feeds["encoder_attention_mask"] = rows.source_mask()
+        if self._sights is not None:
+            feeds |= self._sights.squared(rows.members, rows.lengths, new, rows.count)
         given, past = self._caches.run(feeds, rows.past, rows.cross)
         grown = rows.grown(new, past, rows.width + new * self._grows)
         self._where.update(dict.fromkeys(rows.members, grown))

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from alula.core.decoding import Logits
+from alula.core.decoding import NOTHING_GIVEN, Logits
 from alula.core.errors import EngineError, InputError, RunError
 from alula.core.model import ModelSpec
+from alula.core.tensor import Feeds
 from alula.engines import host
 from alula.engines.foreign import said
 from alula.engines.torch import load
@@ -54,18 +55,29 @@ class TorchWriter:
         self._model: torch.nn.Module | None = model
         self._reads_source = spec.reads_source
 
-    def read(self, tokens: Ints, source: Ints | None = None, last: int = 0) -> Logits:
+    def read(
+        self, tokens: Ints, source: Ints | None = None, last: int = 0, given: Feeds = NOTHING_GIVEN
+    ) -> Logits:
         """Logits behind every token, or `last` ones, [rows, length, vocabulary], in one call without any cache."""
+        assert not given, "nothing is seen"
         name = "decoder_input_ids" if self._reads_source else "input_ids"
-        given = {name: torch.from_numpy(tokens.copy()), "use_cache": False, **self._given(source)}
-        logits: Logits = self._answer({**given, **self._kept(last)}).logits[:, -last:].float().numpy()
+        asked = {name: torch.from_numpy(tokens.copy()), "use_cache": False, **self._given(source)}
+        logits: Logits = self._answer({**asked, **self._kept(last)}).logits[:, -last:].float().numpy()
         return logits
 
-    def write(self, prompt: Ints, count: int, source: Ints | None = None, ends: Collection[int] = ()) -> Ints:
+    def write(
+        self,
+        prompt: Ints,
+        count: int,
+        source: Ints | None = None,
+        ends: Collection[int] = (),
+        given: Feeds = NOTHING_GIVEN,
+    ) -> Ints:
         """So many tokens behind each prompt, the best each time; fewer where every row has come to one that `ends` it.
 
         Ids below 0 in front of a prompt are none.
         """
+        assert not given, "nothing is seen"
         answers = self.begin(prompt, source)
         found = [answers.best]
         while len(found) < count and not np.isin(np.concatenate(found, 1), list(ends)).any(1).all():

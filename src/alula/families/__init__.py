@@ -14,6 +14,7 @@ from alula.families.checkpoint import (
     open_checkpoint,
     refuse_without_tokenizer,
 )
+from alula.families.hunyuan import with_compat
 from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
@@ -40,6 +41,7 @@ __all__ = [
     "refuse_without_tokenizer",
     "text_files",
     "weights_of",
+    "with_compat",
     "write",
     "write_text_files",
 ]

@@ -16,12 +16,15 @@ from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
 TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
+"""What newer versions of transformers save in its place."""
 GGUF = ".gguf"
 
 # What `describe` and `write` read besides weights, and so what the digest covers.
 _SETTINGS = (
     "config.json",
     PREPROCESSOR,
+    PROCESSOR,
     "generation_config.json",
     "modules.json",
     "config_sentence_transformers.json",

@@ -45,8 +45,8 @@ def decoder_part(s: DecoderSettings) -> Part:
     `total` is `past` and `length` together; `attention_mask` is 1 where a token may be seen, so that rows are padded
     on the left, and `position_ids` number a row's own tokens from 0. `answers` are the places among the new tokens
     that logits are wanted of, the same in every row: of a prompt the last one alone, since the head is a fifth of all
-    products of a SmolLM2-135M. Positions of several axes are [axes, batch, length]; `image` are the tokens of all
-    images in the order of their places.
+    products of a SmolLM2-135M. Positions of several axes are [axes, batch, length]. `image` are rows that a vision part
+    made, one at least, and `image_rows` says which of them takes a token's place, -1 where none does.
     """
     row, axes = ("batch", "length"), len(s.sections)
     ids = [
@@ -58,7 +58,10 @@ def decoder_part(s: DecoderSettings) -> Part:
     logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "answers", s.vocab))
     image = []
     if s.image is not None:
-        image = [TensorSpec(name="image", dtype="float32", shape=("image_tokens", s.hidden))]
+        image = [
+            TensorSpec(name="image_rows", dtype="int64", shape=row),
+            TensorSpec(name="image", dtype="float32", shape=("image_tokens", s.hidden)),
+        ]
     return Part(
         name=PART,
         inputs=(*ids, mask, answers, *image, *_cache(s, "past", "past")),
@@ -77,7 +80,7 @@ def write_decoder(weights: Weights, s: DecoderSettings, opset: int = 23) -> ir.M
     b.require_rows(_TABLE, s.vocab, "vocab_size")
     x = b.op("Gather", b.weight(_TABLE, s.vocab, s.hidden), ids, path="embed_tokens")
     if s.image is not None:
-        x = _with_image(b, x, ids, values["image"], s)
+        x = _with_image(b, x, values["image_rows"], values["image"])
     cos, sin = _turns(b, values["position_ids"], s)
     past = [(values[f"past.{index}.key"], values[f"past.{index}.value"]) for index in range(s.layers)]
     tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, past=past)
@@ -149,18 +152,14 @@ def _of_axes(b: Builder, table: ir.Value, positions: ir.Value, s: DecoderSetting
     return b.op("Concat", *found, path="rotary", axis=2)
 
 
-def _with_image(b: Builder, x: ir.Value, ids: ir.Value, image: ir.Value, s: DecoderSettings) -> ir.Value:
-    """The tokens of images in the places that are kept for them, first come first served."""
-    assert s.image is not None
+def _with_image(b: Builder, x: ir.Value, rows: ir.Value, image: ir.Value) -> ir.Value:
+    """Rows of images in the places that are kept for them.
+
+    Who runs the graph says which row goes where: a token that happens to be the one for images keeps its own meaning.
+    """
     op = partial(b.op, path="image")
-    kept = op("Equal", ids, b.index(s.image))
-    flat = op("Reshape", op("Cast", kept, to=int(ir.DataType.INT64)), b.ints(-1))
-    at = op("Max", op("Sub", op("CumSum", flat, b.index(0)), b.index(1)), b.index(0))
-    # A row more, so that there is one where there is no image.
-    none = b.lazy("image.none", (1, s.hidden), lambda: np.zeros((1, s.hidden), np.float32))
-    rows = op("Concat", image, none, axis=0)
-    placed = op("Reshape", op("Gather", rows, at), op("Shape", x))
-    return op("Where", op("Unsqueeze", kept, b.ints(2)), placed, x)
+    placed = op("Gather", image, op("Max", rows, b.index(0)))
+    return op("Where", op("Unsqueeze", op("GreaterOrEqual", rows, b.index(0)), b.ints(2)), placed, x)
 
 
 def _turned(b: Builder, x: ir.Value, tokens: _Tokens, path: str, s: DecoderSettings) -> ir.Value:

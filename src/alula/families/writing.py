@@ -9,9 +9,11 @@ from alula.core.errors import InputError, MissingExtraError
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Range
 from alula.core.words import WRITING_TASKS, choice
+from alula.families import hunyuan
 from alula.families.checkpoint import Checkpoint, architecture_of, is_gguf, read_json
 from alula.families.decoder_settings import FAMILIES as DECODERS
 from alula.families.decoder_settings import read_decoder_settings
+from alula.families.hunyuan_text import FAMILY as HUNYUAN
 from alula.families.sentence import token_limit
 from alula.families.t5_settings import MODEL_TYPES as T5
 from alula.families.t5_settings import read_settings as read_t5_settings
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 GENERATION, GENERATION2 = WRITING_TASKS
-FAMILIES = (*DECODERS, *T5)
+FAMILIES = (*DECODERS, *T5, HUNYUAN)
 """The model types that are written."""
 
 GENERATION_CONFIG = "generation_config.json"
@@ -40,7 +42,7 @@ def writes(checkpoint: Checkpoint, task: str | None) -> bool:
     named, kind = architecture_of(checkpoint.config), checkpoint.config.get("model_type")
     if named.endswith(_CAUSAL):
         return not (checkpoint.root / "modules.json").is_file()
-    return kind in T5 and not named.endswith("EncoderModel")
+    return kind == HUNYUAN or (kind in T5 and not named.endswith("EncoderModel"))
 
 
 def describe_writer(
@@ -59,6 +61,8 @@ def describe_writer(
         raise InputError(f"task {task!r} is not for {named} (model type {kind!r}), which is for {right}")
     if pooling:
         raise InputError(f"pooling {pooling!r} is for embeddings; the task is {right}")
+    if kind == HUNYUAN:
+        return _hunyuan(checkpoint, named)
     parts, vocab, longest = _seq2seq(checkpoint, asked) if kind in T5 else _decoder(checkpoint, named)
     settings = _settings(checkpoint)
     ends = _ids(settings, "eos_token_id", vocab)
@@ -79,10 +83,36 @@ def describe_writer(
     )
 
 
+def _hunyuan(checkpoint: Checkpoint, named: str) -> ModelSpec:
+    """HunyuanOCR, as Tencent's code has it unless something else is asked for."""
+    parts, settings = hunyuan.parts(checkpoint)
+    said = _settings(checkpoint)
+    found = hunyuan.ends(checkpoint, (checkpoint.config, said))
+    ends = _ids({"eos_token_id": list(found)}, "eos_token_id", settings.vocab)
+    assert settings.image is not None
+    return ModelSpec(
+        name=checkpoint.name,
+        digest=checkpoint.digest,
+        revision=checkpoint.revision,
+        architecture=named,
+        family=HUNYUAN,
+        task=GENERATION,
+        parts=parts,
+        max_length=settings.positions,
+        vocab_size=settings.vocab,
+        pad_id=next(iter((*_ids(said, "pad_token_id", settings.vocab), *ends)), 0),
+        end_ids=ends,
+        image_id=settings.image,
+        compat=hunyuan.USUAL,
+    )
+
+
 def write_part(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int) -> ir.Model:
     """One part in memory; its weights are read from the checkpoint when the model is saved."""
     from alula.families import llama, t5  # noqa: PLC0415 - onnx_ir is for building only
 
+    if spec.family == HUNYUAN:
+        return hunyuan.write(checkpoint, spec, part_name, opset)
     if spec.family in T5:
         return t5.write(checkpoint, part_name, opset)
     spec.part(part_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,13 +91,15 @@ class Stopping:
 class Request:
     """One prompt, as tokens, and what is asked of its answer.
 
-    Where an encoder reads the text, its tokens are `source`, and `prompt` is what the decoder begins with.
+    Where an encoder reads the text, its tokens are `source`, and `prompt` is what the decoder begins with. Where there
+    are images, `seen` is what a sequence with them is started with.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     stopping: Stopping
     source: tuple[int, ...] = ()
+    seen: Feeds = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -105,7 +107,9 @@ class Request:
 
     @property
     def given(self) -> Feeds:
-        """What the sequence is started with: the tokens that an encoder reads once, as one row."""
+        """What the sequence is started with: images, or the tokens that an encoder reads once, as one row."""
+        if self.seen:
+            return self.seen
         return {"input_ids": np.array([self.source], np.int64)} if self.source else NOTHING_GIVEN
 
     @property

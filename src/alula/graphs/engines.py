@@ -10,6 +10,7 @@ from alula.core.words import refuse_unless_offered
 from alula.graphs.half import fp16_passes
 from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.choice import FUSED, HALF, Policy
+from alula.graphs.passes.flash import FlashAttention
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.gelu import FoldGelu
 from alula.graphs.passes.identities import DropIdentities
@@ -76,6 +77,8 @@ def passes_for(
     passes = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []
     if engine == "openvino" or precision == "bf16":
         passes.append(_unless_paged(engine, DecomposeAttention()))
+    if engine == "onnxruntime" and precision not in _FP16:
+        passes.append(FlashAttention())
     if engine == "openvino" and precision == "fp32" and "avx512f" not in cpu_features():
         passes.append(FoldGelu())
     if precision == "bf16":

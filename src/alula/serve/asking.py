@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alula.codecs import messages_of
+from alula.codecs import Parts, messages_of
 from alula.core.errors import InputError
 from alula.core.words import WRITING_TASKS
 from alula.generate import Request
@@ -192,8 +192,8 @@ def _shown(prompt: str | Sequence[int], writer: Writer) -> str:
     return prompt if isinstance(prompt, str) else writer.prompts.codec.decode(prompt)
 
 
-def _length(content: str | Sequence[str] | None) -> int:
+def _length(content: str | Parts | None) -> int:
     """What a message is to a template: its characters, and something for being one."""
     if content is None or isinstance(content, str):
         return MESSAGE_CHARACTERS + len(content or "")
-    return sum(MESSAGE_CHARACTERS + len(text) for text in content)
+    return sum(MESSAGE_CHARACTERS + len(part if isinstance(part, str) else part.url) for part in content)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from alula.core.check import Check, Reference
 from alula.core.decoding import Logits
+from alula.core.tensor import Feeds
 from alula.verify.limits import FAULTY, HIGHER_IS_BETTER, NextTokens, next_tokens_for
 from alula.verify.metrics import Floats
 
@@ -23,8 +24,8 @@ NEXT_TOKEN_LOSSES = (DIVERGENCE, "next_token_agreement")
 class Script:
     """A prompt that is run at once, and tokens that are given behind it one by one, whatever the model would say.
 
-    `source` is what an encoder reads; `greedy` says that the tokens behind are the reference's own best ones, `drawn`
-    that the prompt is of random ids and no text.
+    `source` is what an encoder reads, `given` what a sequence with images is started with; `greedy` says that the
+    tokens behind are the reference's own best ones, `drawn` that the prompt is of random ids and no text.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Script:
     source: tuple[int, ...] = ()
     greedy: bool = False
     drawn: bool = False
+    given: Feeds = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -14,10 +14,14 @@ _MIDDLE = 8
 def fix(model: ov.Model) -> None:
     """One token of one sequence, whose pages alone are any number: OpenVINO then asks no node for its shapes."""
     one, two = [1], [2]
+    tokens = {
+        name: [*list(value.get_partial_shape())[:-2], 1, 1]
+        for value in model.inputs
+        if (name := value.get_any_name()) in {"input_ids", "position_ids", "image_rows"}
+    }
     model.reshape(
         {
-            "input_ids": [1, 1],
-            "position_ids": [1, 1],
+            **tokens,
             "answers": one,
             "past_lens": one,
             "subsequence_begins": two,

@@ -16,7 +16,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.frontend.onnx import ConversionExtension
 
-from alula.core.decoding import is_alone
+from alula.core.decoding import IMAGE, IMAGE_ROWS, is_alone
 from alula.core.errors import CompileError
 from alula.core.tensor import TensorSpec
 
@@ -45,6 +45,7 @@ _UNUSED: Mapping[int, tuple[type, tuple[int, ...]]] = {
     26: (np.uint8, (0,)),
     27: (np.int32, (0,)),
 }
+_TOKENS = ("input_ids", "position_ids", IMAGE_ROWS)
 _TAKEN_WITHOUT = frozenset({"softcap", "softmax_precision"})
 
 
@@ -180,9 +181,11 @@ def _with_pages(model: ov.Model, attentions: Sequence[ov.Node], path: Path) -> o
         for at, parameter in {**shared, **own}.items():
             node.input(at).replace_source_output(parameter.output(0))
     kept = {each.get_friendly_name(): each for each in model.get_parameters()}
-    tokens = [kept["input_ids"], kept["position_ids"]]
+    tokens = [kept[name] for name in (*_TOKENS, IMAGE) if name in kept]
     for each in tokens:
-        each.set_partial_shape(ov.PartialShape([-1, 1]))
+        *axes, _, _ = each.get_partial_shape()
+        if each.get_friendly_name() != IMAGE:
+            each.set_partial_shape(ov.PartialShape([*axes, -1, 1]))
     _pick_rows(kept["answers"], path)
     logits = ops.result(model.output("logits").get_node().input_value(0))
     logits.output(0).set_names({"logits"})

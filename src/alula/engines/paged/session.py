@@ -18,6 +18,7 @@ from alula.engines.foreign import said
 from alula.engines.paged.forms import fix, join, turn
 from alula.engines.paged.graph import read
 from alula.engines.paged.pages import Pages
+from alula.engines.sights import Sights
 
 DEVICE = "CPU"
 PAGE_TOKENS = 32
@@ -101,6 +102,7 @@ class Paged:
         # Side by side: SmolLM2-135M in eight bits, three forms on two threads, 4.5 seconds instead of 8.0.
         with ThreadPoolExecutor(len(forms)) as compiling:
             models = list(compiling.map(lambda way: compiled(engine.graph, way, settings), forms))
+        self._sights = Sights.of(engine.inputs)
         shapes = _caches(models)
         page_tokens = next(iter(shapes.values()))[1][2]
         self._pages = Pages(room, page_tokens, engine.plan.profile.axes["total"].max)
@@ -113,17 +115,26 @@ class Paged:
                 request.set_tensor(name, cache)
 
     def start(self, sequence: int, given: Feeds = NOTHING_GIVEN) -> None:
-        """Begin a sequence; there is nothing to give it."""
+        """Begin a sequence; a decoder that sees is given what it sees, others nothing."""
         self._refuse_closed()
-        if given:
+        if self._sights is None and given:
             raise InputError(f"a sequence is given {sorted(given)}, expected []")
         self._pages.start(sequence)
+        if self._sights is None:
+            return
+        try:
+            self._sights.start(sequence, given)
+        except BaseException:
+            self._pages.release(sequence)
+            raise
 
     def step(self, work: Sequence[Work]) -> Logits:
         """Run everybody's tokens in one call."""
         self._refuse_closed()
         self._refuse_unknown(work)
         feeds = self._pages.pack(work)
+        if self._sights is not None:
+            feeds = {**feeds, **self._sights.flat(work, feeds["past_lens"].tolist())}
         try:
             logits = self._run(feeds)
         except BaseException:
@@ -135,6 +146,8 @@ class Paged:
     def release(self, sequence: int) -> None:
         """Forget a sequence; its pages are the next one's."""
         self._pages.release(sequence)
+        if self._sights is not None:
+            self._sights.release(sequence)
 
     def close(self) -> None:
         """Release models and cache."""
