@@ -12,6 +12,7 @@ import pytest
 from pdfs import numbered
 from PIL import Image
 from readers import InkReader
+from sheets import blurred, sheet, skewed, specked
 
 import alula.ocr.opening
 from alula.cli.app import main
@@ -155,6 +156,33 @@ def test_an_interrupt_leaves_what_was_whole(
     assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "doc.txt", "one.txt"]
     assert Path("out/doc.txt").read_text() == "the last good one"
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_page_too_blurred_to_read_costs_no_reading(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(blurred(sheet(1, 20), 6)).save("lost.png")
+    assert run("lost.png", "one.png", "--format", "json") == 0
+    said = capsys.readouterr().out
+    first = json.loads(said[: said.index("]}\n") + 3])
+    assert [notice["code"] for notice in first["pages"][0]["notices"]] == ["blurred", "skipped"]
+    assert first["pages"][0]["text"] == ""
+    assert first["pages"][0]["width"] == 700
+    assert Counting.read_so_far == 1
+    assert run("lost.png", "--read-blurred") == 0
+    assert Counting.read_so_far == 2
+    assert "dark pixels" in capsys.readouterr().out
+
+
+def test_pages_are_straightened_and_cleaned_where_asked(run: Any) -> None:
+    Image.fromarray(skewed(specked(sheet(2, 20), 0.03), 4)).save("bad.png")
+    assert run("bad.png", "-o", "bad.json", "--format", "json", "--straighten", "--denoise") == 0
+    (page,) = json.loads(Path("bad.json").read_text())["pages"]
+    said = {notice["code"]: notice["message"] for notice in page["notices"]}
+    assert "turned level by 4.0 degrees" in said["skewed"]
+    assert said["noisy"].endswith("; the specks were taken off")
+    assert page["timings"]["look_ms"] > 0
+    assert run("bad.png", "-o", "raw.json", "--format", "json") == 0
+    (raw,) = json.loads(Path("raw.json").read_text())["pages"]
+    assert raw["text"] != page["text"]
 
 
 def test_one_file_may_go_to_a_file(run: Any) -> None:

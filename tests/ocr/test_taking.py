@@ -204,9 +204,8 @@ def test_an_animation_is_read_as_its_first_picture_and_says_so(tmp_path: Path) -
         assert files.count(str(tmp_path / "a.gif")) == 1
         scan = files.load(str(tmp_path / "a.gif"), 0)
     assert (scan.width, scan.height) == (20, 10)
-    assert [(notice.code, notice.message[:16]) for notice in scan.notices] == [
-        ("first-frame", "the first of 125")
-    ]
+    assert scan.notices[0].code == "first-frame"
+    assert scan.notices[0].message.startswith("the first of 125 pictures")
 
 
 def test_a_large_page_is_made_smaller_and_a_vast_one_refused_by_its_header(tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ import typer
 from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
 from alula.core.progress import Note, Progress, Silent
-from alula.documents import TASKS, Page, Scan
+from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking
 from alula.ocr.output import FORMATS, Log, asked, places, usual_format, writing
 from alula.ocr.pool import taken
 from alula.ocr.reader import MAX_TOKENS
 from alula.ocr.stream import Done, read_pages
+
+PICTURES: tuple[Task, ...] = ("chart", "ask")
+"""Tasks about more than letters: no page is too blurred for them."""
 
 MOST_JOBS = 4
 """Processes that open files, where nothing is said: one of two cores, and no more than this."""
@@ -69,6 +72,13 @@ def ocr(
     pages: str = typer.Option("", help="Which pages of every file: 1-3,7,10-."),
     password: str | None = typer.Option(None, help="Of locked PDFs."),
     dpi: float = typer.Option(Taking().dpi, help="How finely PDFs are rendered."),
+    straighten: bool = typer.Option(
+        False, "--straighten", help="Turn skewed pages level before they are read."
+    ),
+    denoise: bool = typer.Option(
+        False, "--denoise", help="Take the specks off noisy pages before they are read."
+    ),
+    read_blurred: bool = typer.Option(False, "--read-blurred", help="Read pages that are too blurred, too."),
     output: Path | None = typer.Option(
         None, "--output", "-o", help="A folder for the results, or for one file's a file.", show_default=False
     ),
@@ -95,7 +105,13 @@ def ocr(
     if form == "srt":
         raise InputError("--format srt is for videos; choose another")
     selection = Selection.parse(pages) if pages else Selection()
-    taking = Taking(password=password, dpi=dpi)
+    taking = Taking(
+        password=password,
+        dpi=dpi,
+        straighten=straighten,
+        denoise=denoise,
+        skip=not read_blurred and ask.task not in PICTURES,
+    )
     if as_json and output is None:
         raise InputError("--json says what came of each file; the results themselves need a place: -o FOLDER")
     goals = dict(zip(files, places(files, output, form), strict=True))
@@ -107,7 +123,7 @@ def ocr(
         run = _Run(reader=reader, ask=ask, form=form, selection=selection, taking=taking, goals=goals)
         log = None
         if output is not None and output.is_dir():
-            log = Log(output, asked(model, asdict(ask), form, asdict(selection), taking.dpi))
+            log = Log(output, asked(model, asdict(ask), form, asdict(selection), _seen(taking)))
         order = {source: at for at, source in enumerate(goals)}
         summaries = sorted(
             run.all(log, again=again, jobs=jobs or usual_jobs(), shown=shown),
@@ -116,6 +132,11 @@ def ocr(
     if output is not None:
         _show(summaries, as_json=as_json)
     return code_of(summaries)
+
+
+def _seen(taking: Taking) -> dict[str, Any]:
+    """What results depend on, of how pages are taken: a password opens a file or does not."""
+    return {name: value for name, value in asdict(taking).items() if name != "password"}
 
 
 def usual_jobs() -> int:

@@ -10,7 +10,16 @@ from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import ImagePart, Message, Parts, messages_of, tools_of
 from alula.codecs.patches import Patcher, Patches
-from alula.codecs.pictures import MOST_PIXELS, Sheet, count_sheets, decode, decode_sheet, to_jpeg
+from alula.codecs.pictures import (
+    MOST_PIXELS,
+    Sheet,
+    count_sheets,
+    decode,
+    decode_sheet,
+    denoised,
+    straightened,
+    to_jpeg,
+)
 from alula.codecs.places import places_of
 from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
@@ -48,6 +57,7 @@ __all__ = [
     "count_sheets",
     "decode",
     "decode_sheet",
+    "denoised",
     "draw_boxes",
     "drawn_page",
     "each_image",
@@ -61,6 +71,7 @@ __all__ = [
     "read_config",
     "relevance",
     "row_outputs",
+    "straightened",
     "to_jpeg",
     "token_labels",
     "tools_of",

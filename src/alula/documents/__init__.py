@@ -10,6 +10,7 @@ from alula.documents.formats import (
     published_schema,
     written,
 )
+from alula.documents.quality import Quality, measured, notices_of
 from alula.documents.searchable import SearchablePdf
 from alula.documents.tables import tables_in, to_html, to_rows
 from alula.documents.values import (
@@ -41,12 +42,15 @@ __all__ = [
     "Pixels",
     "Point",
     "Quad",
+    "Quality",
     "Scan",
     "SearchablePdf",
     "Table",
     "Task",
     "TextFormat",
     "document_to_json",
+    "measured",
+    "notices_of",
     "page_to_json",
     "published_schema",
     "rectangle",

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alula.codecs import MOST_PIXELS, count_sheets, decode_sheet
+from alula.codecs import MOST_PIXELS, count_sheets, decode_sheet, denoised, straightened
 from alula.core.errors import InputError
-from alula.documents import Notice, Scan
+from alula.documents import Notice, Scan, measured, notices_of
 from alula.documents.pdf import DPI, PAGE_PIXELS, Pdf
 
 MOST_PAGES = 10_000
@@ -21,6 +21,9 @@ PAGE_S = 60.0
 MEMORY_BYTES = 4 << 30
 """What a process that opens files may take beside what it starts with: a page of the most pixels takes an eighth."""
 
+LEAST_SKEW = 0.3
+"""Degrees: what is less is left as it is."""
+
 _HEADER_BYTES = 1024
 _SPAN = re.compile(r"(\d+)?(-)?(\d+)?")
 
@@ -30,11 +33,16 @@ class Taking:
     """How pages are taken from files, and what one may cost at most.
 
     PDFs are rendered at `dpi`, in fewer pixels where that would be more than `page_pixels`; images beyond that are made
-    smaller, and those beyond `most_pixels` are refused by their header.
+    smaller, and those beyond `most_pixels` are refused by their header. Each page is looked at, which its notices tell;
+    what is too blurred to be read is marked as skipped where `skip` says so. `straighten` and `denoise` change pages
+    that need it.
     """
 
     password: str | None = None
     dpi: float = DPI
+    skip: bool = False
+    straighten: bool = False
+    denoise: bool = False
     page_pixels: int = PAGE_PIXELS
     most_pixels: int = MOST_PIXELS
     most_pages: int = MOST_PAGES
@@ -108,7 +116,10 @@ class Files:
         """One page of a file."""
         begun = time.perf_counter()
         scan = self._rendered(source, index) if is_pdf(Path(source)) else self._decoded(source, index)
-        return replace(scan, timings={"load_ms": (time.perf_counter() - begun) * 1e3})
+        loaded = time.perf_counter()
+        scan = looked_at(scan, self._taking)
+        timings = {"load_ms": (loaded - begun) * 1e3, "look_ms": (time.perf_counter() - loaded) * 1e3}
+        return replace(scan, timings=timings)
 
     def close(self) -> None:
         """Let go of the file that is open. Safe to call twice."""
@@ -140,6 +151,29 @@ class Files:
             said = f"{sheet.size[1]} x {sheet.size[0]} pixels are more than are read; made {width} x {height}"
             notices.append(Notice(code="downscaled", message=said))
         return Scan(source=source, index=index, pixels=sheet.pixels, dpi=sheet.dpi, notices=tuple(notices))
+
+
+def looked_at(scan: Scan, taking: Taking) -> Scan:
+    """The page with what is to be known of it; cleaned and straightened where that was asked for and is needed."""
+    pixels, quality = scan.pixels, measured(scan.pixels)
+    notices = [*scan.notices, *notices_of(quality)]
+    if taking.skip and quality.unreadable:
+        notices.append(
+            Notice(code="skipped", message="too blurred for anything to be read; not given to the model")
+        )
+    if taking.denoise and any(notice.code == "noisy" for notice in notices):
+        pixels = denoised(pixels)
+        notices = [_said(notice, "the specks were taken off") for notice in notices]
+    if taking.straighten and quality.skew is not None and abs(quality.skew) >= LEAST_SKEW:
+        pixels = straightened(pixels, quality.skew)
+        turned = f"turned level by {abs(quality.skew):.1f} degrees; boxes are on the page as it was turned"
+        notices = [notice for notice in notices if notice.code != "skewed"]
+        notices.append(Notice(code="skewed", message=turned))
+    return replace(scan, pixels=pixels, notices=tuple(notices))
+
+
+def _said(notice: Notice, what: str) -> Notice:
+    return replace(notice, message=f"{notice.message}; {what}") if notice.code == "noisy" else notice
 
 
 def is_pdf(file: Path) -> bool:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from alula.core.errors import EngineError
 from alula.documents import Notice, Page, Scan
@@ -33,19 +34,19 @@ def read_pages(found: Iterable[Taken], reader: Reader, ask: Ask) -> Generator[Do
     def scans() -> Iterator[Scan]:
         for one in found:
             line.append(one)
-            if isinstance(one, Scan):
+            if _readable(one):
                 yield one
 
     with closing(_closable(reader.read(scans(), ask))) as pages:
         for page in pages:
-            while line and not isinstance(line[0], Scan):
+            while line and not _readable(line[0]):
                 yield _outcome(line.popleft())
             if not line:
                 raise EngineError(
                     f"{reader.name} gave page {page.index + 1} of a file twice, or one too many"
                 )
             scan = line.popleft()
-            assert isinstance(scan, Scan)
+            assert _readable(scan)
             yield Done(source=scan.source, page=page, scan=scan)
     while line:
         yield _outcome(line.popleft())
@@ -60,9 +61,16 @@ def _closable(pages: Iterator[Page]) -> Generator[Page]:
             close()
 
 
+def _readable(one: Taken) -> TypeGuard[Scan]:
+    """Whether it goes to the reader: what was taken, and not marked as too blurred."""
+    return isinstance(one, Scan) and not any(notice.code == "skipped" for notice in one.notices)
+
+
 def _outcome(one: Taken) -> Done | Lost:
-    if isinstance(one, Scan):
+    if _readable(one):
         raise EngineError(f"no page was read for page {one.index + 1} of {one.source}")
+    if isinstance(one, Scan):
+        return Done(source=one.source, page=Page.of(one), scan=one)
     if one.index is None:
         return one
     failed = Notice(code="failed", message=one.message)
