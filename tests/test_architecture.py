@@ -123,6 +123,7 @@ OWNERS: dict[str, set[str]] = {
     "ml_dtypes": {"families", "graphs"},
     "pyarrow": {"data/tables"},
     "pypdfium2": {"documents/pdf"},
+    "av": {"documents/video"},
 }
 
 FILES = sorted(ROOT.rglob("*.py"))

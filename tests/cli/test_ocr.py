@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pypdfium2
 import pytest
+from clips import BarReader, Cue, clip
 from pdfs import numbered
 from PIL import Image
 from readers import InkReader
@@ -183,6 +184,36 @@ def test_pages_are_straightened_and_cleaned_where_asked(run: Any) -> None:
     assert run("bad.png", "-o", "raw.json", "--format", "json") == 0
     (raw,) = json.loads(Path("raw.json").read_text())["pages"]
     assert raw["text"] != page["text"]
+
+
+def test_subtitles_of_a_video(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = ReaderKind(called="bars", holds=lambda folder: True, open=lambda folder, threads: BarReader())
+    monkeypatch.setattr(alula.ocr.opening, "READERS", {"bars": kind})
+    clip(Path("a.mp4"), [Cue(0.5, 1.5, "AC"), Cue(2.0, 3.0, "BD")])
+    expected = "1\n00:00:00,500 --> 00:00:01,500\nAC\n\n2\n00:00:02,000 --> 00:00:03,000\nBD\n"
+    assert run("a.mp4", "--task", "subtitle") == 0
+    assert capsys.readouterr().out == expected
+    assert run("a.mp4", "--task", "subtitle", "--format", "json", "-o", "out", "--every", "0.25") == 0
+    raw = json.loads(Path("out/a.json").read_text())
+    jsonschema.Draft202012Validator(published_schema()).validate(raw)
+    assert [(page["text"], page["span"]) for page in raw["pages"]] == [("AC", [0.5, 1.5]), ("BD", [2.0, 3.0])]
+    for words, said in (
+        (("a.mp4",), "a.mp4 is a video, of which only subtitles are read: --task subtitle"),
+        (
+            ("a.mp4", "one.png", "--task", "subtitle", "--format", "json"),
+            "a.mp4 is a video and one.png is none",
+        ),
+        (
+            ("a.mp4", "--task", "subtitle", "--format", "html"),
+            "--format html shows pages, and a.mp4 has none",
+        ),
+        (("a.mp4", "--task", "subtitle", "--pages", "1"), "--every says how often it is looked at"),
+        (("a.mp4", "--task", "subtitle", "--every", "0"), "every is 0 s; expected 0.04 to 60"),
+    ):
+        assert run(*words) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_one_file_may_go_to_a_file(run: Any) -> None:

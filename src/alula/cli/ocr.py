@@ -1,4 +1,4 @@
-"""`alula ocr`: pages of images and PDFs read by a model."""
+"""`alula ocr`: pages of images and PDFs, and subtitles of videos, read by a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -20,11 +20,12 @@ from alula.core.errors import InputError
 from alula.core.progress import Note, Progress, Silent
 from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
-from alula.ocr.loading import Lost, Selection, Taking
+from alula.ocr.loading import Lost, Selection, Taking, kind_of
 from alula.ocr.output import FORMATS, Log, asked, places, usual_format, writing
 from alula.ocr.pool import taken
 from alula.ocr.reader import MAX_TOKENS
 from alula.ocr.stream import Done, read_pages
+from alula.ocr.subtitles import joined, still, with_subtitles
 
 PICTURES: tuple[Task, ...] = ("chart", "ask")
 """Tasks about more than letters: no page is too blurred for them."""
@@ -48,8 +49,7 @@ class Summary:
     ours: bool = False
 
     def add(self, page: Page, scan: Scan | None) -> None:
-        """Count one page; `ours` says that one was opened and not read."""
-        self.pages += 1
+        """Count what is said of one page; `ours` says that one was opened and not read."""
         self.notices.update(notice.code for notice in page.notices)
         if page.noticed("failed"):
             self.failed += 1
@@ -57,7 +57,7 @@ class Summary:
 
 
 def ocr(
-    files: list[str] = typer.Argument(help="Images and PDFs.", show_default=False),
+    files: list[str] = typer.Argument(help="Images, PDFs and videos.", show_default=False),
     model: Path = typer.Option(
         ..., "--model", "-m", help="The folder of a model that reads pages.", show_default=False
     ),
@@ -72,6 +72,9 @@ def ocr(
     pages: str = typer.Option("", help="Which pages of every file: 1-3,7,10-."),
     password: str | None = typer.Option(None, help="Of locked PDFs."),
     dpi: float = typer.Option(Taking().dpi, help="How finely PDFs are rendered."),
+    every: float = typer.Option(
+        Taking().every_s, help="Seconds between the pictures of a video that are read."
+    ),
     straighten: bool = typer.Option(
         False, "--straighten", help="Turn skewed pages level before they are read."
     ),
@@ -101,13 +104,14 @@ def ocr(
         language=_language(prompt),
         max_tokens=max_tokens,
     )
-    form = usual_format(ask.task) if format is None else _one_of(format, FORMATS, "--format")
-    if form == "srt":
-        raise InputError("--format srt is for videos; choose another")
+    videos = frozenset(file for file in files if Path(file).is_file() and kind_of(file) == "video")
+    form = _one_of(format, FORMATS, "--format") if format else usual_format(ask.task, video=bool(videos))
+    _check_videos(videos, files, ask.task, form, pages)
     selection = Selection.parse(pages) if pages else Selection()
     taking = Taking(
         password=password,
         dpi=dpi,
+        every_s=every,
         straighten=straighten,
         denoise=denoise,
         skip=not read_blurred and ask.task not in PICTURES,
@@ -117,10 +121,12 @@ def ocr(
     goals = dict(zip(files, places(files, output, form), strict=True))
     shown = Phases() if output is not None or not sys.stdout.isatty() else Silent()
     with shown.phase("load the model"):
-        reader = open_reader(model, threads=threads)
+        reader = with_subtitles(open_reader(model, threads=threads))
     with closing(reader):
         check(reader, ask)
-        run = _Run(reader=reader, ask=ask, form=form, selection=selection, taking=taking, goals=goals)
+        run = _Run(
+            reader=reader, ask=ask, form=form, selection=selection, taking=taking, goals=goals, videos=videos
+        )
         log = None
         if output is not None and output.is_dir():
             log = Log(output, asked(model, asdict(ask), form, asdict(selection), _seen(taking)))
@@ -161,6 +167,7 @@ class _Run:
     selection: Selection
     taking: Taking
     goals: dict[str, Path | None]
+    videos: frozenset[str]
 
     def all(self, log: Log | None, *, again: bool, jobs: int, shown: Progress) -> Iterator[Summary]:
         """Every file in order, those first whose results are there already."""
@@ -178,7 +185,7 @@ class _Run:
             closing(taken(left, self.selection, self.taking, jobs=jobs)) as found,
         ):
             begun = time.perf_counter()
-            outcomes = read_pages(found, self.reader, self.ask)
+            outcomes = read_pages(still(found), self.reader, self.ask)
             for source, of_file in groupby(_noted(outcomes, note), key=lambda outcome: outcome.source):
                 summary = self._file(source, of_file)
                 summary.seconds, begun = time.perf_counter() - begun, time.perf_counter()
@@ -196,17 +203,50 @@ class _Run:
             return Summary(file=source, error=first.message)
         summary = Summary(file=source, output="" if goal is None else str(goal))
         with writing(goal, self.form, source, self.ask.task) as writer:
-            for outcome in _and_the_rest(first, outcomes):
-                assert isinstance(outcome, Done)
-                writer.add(outcome.page, outcome.scan)
-                summary.add(outcome.page, outcome.scan)
-                for notice in outcome.page.notices:
-                    if notice.code == "failed":
-                        print(
-                            f"alula: {source}, page {outcome.page.index + 1}: {notice.message}",
-                            file=sys.stderr,
-                        )
+            done = _counted(_and_the_rest(first, outcomes), summary)
+            if source in self.videos:
+                for page in joined((each.page for each in done), gap_s=self.taking.every_s):
+                    writer.add(page, None)
+                    summary.pages += 1
+            else:
+                for each in done:
+                    writer.add(each.page, each.scan)
+                    summary.pages += 1
         return summary
+
+
+def _counted(outcomes: Iterator[Done | Lost], summary: Summary) -> Iterator[Done]:
+    """The pages of one file, counted, and named where one failed."""
+    for outcome in outcomes:
+        assert isinstance(outcome, Done)
+        summary.add(outcome.page, outcome.scan)
+        for notice in outcome.page.notices:
+            if notice.code == "failed":
+                print(
+                    f"alula: {outcome.source}, page {outcome.page.index + 1}: {notice.message}",
+                    file=sys.stderr,
+                )
+        yield outcome
+
+
+def _check_videos(videos: Collection[str], files: Sequence[str], task: Task, form: str, pages: str) -> None:
+    """Videos have subtitles, and nothing else has times."""
+    others = [file for file in files if file not in videos and Path(file).is_file()]
+    if form == "srt" and others:
+        raise InputError(f"--format srt is for videos, and {others[0]} is none: choose another")
+    if not videos:
+        return
+    first = next(iter(sorted(videos)))
+    if task != "subtitle":
+        raise InputError(f"{first} is a video, of which only subtitles are read: --task subtitle")
+    if others:
+        raise InputError(f"{first} is a video and {others[0]} is none: read them apart")
+    if form in {"pdf", "html"}:
+        raise InputError(f"--format {form} shows pages, and {first} has none: choose srt, text, md or json")
+    if pages:
+        raise InputError(
+            f"--pages is {pages!r}, and {first} has none; --every says how often it is looked at"
+        )
 
 
 def _and_the_rest(first: Done | Lost, outcomes: Iterator[Done | Lost]) -> Iterator[Done | Lost]:

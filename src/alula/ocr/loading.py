@@ -1,4 +1,4 @@
-"""Files to pages as pixels, by what the files hold: one image, the pages of a TIFF or of a PDF."""
+"""Files to pages as pixels, by what the files hold: one image, the pages of a TIFF or of a PDF, pictures of a video."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from alula.codecs import MOST_PIXELS, count_sheets, decode_sheet, denoised, straightened
 from alula.core.errors import InputError
 from alula.documents import Notice, Scan, measured, notices_of
 from alula.documents.pdf import DPI, PAGE_PIXELS, Pdf
+from alula.documents.video import EVERY_S, Video, is_video
 
 MOST_PAGES = 10_000
 """Of one document."""
+
+MOST_PICTURES = 200_000
+"""Of one video: a day of them."""
 
 PAGE_S = 60.0
 """For one page, from its file to its pixels."""
@@ -35,11 +40,12 @@ class Taking:
     PDFs are rendered at `dpi`, in fewer pixels where that would be more than `page_pixels`; images beyond that are made
     smaller, and those beyond `most_pixels` are refused by their header. Each page is looked at, which its notices tell;
     what is too blurred to be read is marked as skipped where `skip` says so. `straighten` and `denoise` change pages
-    that need it.
+    that need it. A video is looked at every `every_s` seconds.
     """
 
     password: str | None = None
     dpi: float = DPI
+    every_s: float = EVERY_S
     skip: bool = False
     straighten: bool = False
     denoise: bool = False
@@ -52,6 +58,8 @@ class Taking:
     def __post_init__(self) -> None:
         if not 10 <= self.dpi <= 2400:
             raise InputError(f"dpi is {self.dpi:g}; expected 10 to 2400")
+        if not 0.04 <= self.every_s <= 60:
+            raise InputError(f"every is {self.every_s:g} s; expected 0.04 to 60")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,27 +103,35 @@ class Selection:
 
 
 class Files:
-    """Opens files to look at their pages; the PDF that was asked for last stays open. Not thread-safe. Close it."""
+    """Opens files to look at their pages; the PDF or video asked for last stays open. Not thread-safe. Close it."""
 
     def __init__(self, taking: Taking) -> None:
         self._taking = taking
-        self._open: tuple[str, Pdf] | None = None
+        self._open: tuple[str, Pdf | Video] | None = None
 
     def count(self, source: str) -> int:
-        """How many pages a file has."""
+        """How many pages a file has, or pictures a video."""
         if not Path(source).is_file():
             raise InputError(f"{source}: there is no such file")
-        pages = self._pdf(source).pages if is_pdf(Path(source)) else count_sheets(Path(source))
-        if pages > self._taking.most_pages:
+        opened = self._opened(source)
+        if isinstance(opened, Video):
+            count, most = opened.pictures, MOST_PICTURES
+        else:
+            count, most = opened.pages if opened else count_sheets(Path(source)), self._taking.most_pages
+        if count > most:
             raise InputError(
-                f"{source} has {pages} pages; expected at most {self._taking.most_pages}: choose some of them"
+                f"{source} has {count} pages or pictures; expected at most {most}: take it in parts"
             )
-        return pages
+        return count
 
     def load(self, source: str, index: int) -> Scan:
-        """One page of a file."""
+        """One page of a file, looked at, or one picture of a video."""
         begun = time.perf_counter()
-        scan = self._rendered(source, index) if is_pdf(Path(source)) else self._decoded(source, index)
+        opened = self._opened(source)
+        if isinstance(opened, Video):
+            scan = Scan(source=source, index=index, pixels=opened.picture(index), span=opened.span(index))
+            return replace(scan, timings={"load_ms": (time.perf_counter() - begun) * 1e3})
+        scan = self._rendered(opened, source, index) if opened else self._decoded(source, index)
         loaded = time.perf_counter()
         scan = looked_at(scan, self._taking)
         timings = {"load_ms": (loaded - begun) * 1e3, "look_ms": (time.perf_counter() - loaded) * 1e3}
@@ -127,14 +143,22 @@ class Files:
             self._open[1].close()
             self._open = None
 
-    def _pdf(self, source: str) -> Pdf:
+    def _opened(self, source: str) -> Pdf | Video | None:
+        """The PDF or the video; None of images, which are opened page by page."""
         if self._open is None or self._open[0] != source:
+            kind = kind_of(source)
             self.close()
-            self._open = source, Pdf(Path(source), password=self._taking.password)
+            if kind == "image":
+                return None
+            taking, file = self._taking, Path(source)
+            opened = (
+                Pdf(file, password=taking.password) if kind == "pdf" else Video(file, every_s=taking.every_s)
+            )
+            self._open = source, opened
         return self._open[1]
 
-    def _rendered(self, source: str, index: int) -> Scan:
-        page = self._pdf(source).render(index, dpi=self._taking.dpi, most_pixels=self._taking.page_pixels)
+    def _rendered(self, pdf: Pdf, source: str, index: int) -> Scan:
+        page = pdf.render(index, dpi=self._taking.dpi, most_pixels=self._taking.page_pixels)
         return Scan(source=source, index=index, pixels=page.pixels, dpi=page.dpi, notices=page.notices)
 
     def _decoded(self, source: str, index: int) -> Scan:
@@ -176,7 +200,9 @@ def _said(notice: Notice, what: str) -> Notice:
     return replace(notice, message=f"{notice.message}; {what}") if notice.code == "noisy" else notice
 
 
-def is_pdf(file: Path) -> bool:
-    """By its first bytes, among which other programs find the mark too."""
-    with file.open("rb") as opened:
-        return b"%PDF-" in opened.read(_HEADER_BYTES)
+def kind_of(source: str) -> Literal["pdf", "video", "image"]:
+    """By the file's first bytes."""
+    with Path(source).open("rb") as opened:
+        head = opened.read(_HEADER_BYTES)
+    # Other programs find the mark behind something else, too.
+    return "pdf" if b"%PDF-" in head else "video" if is_video(head) else "image"

@@ -30,9 +30,9 @@ _USUAL: Mapping[Task, str] = {
 }
 
 
-def usual_format(task: Task) -> str:
+def usual_format(task: Task, *, video: bool = False) -> str:
     """What a task's results are written as where nothing is said."""
-    return _USUAL.get(task, "text")
+    return "srt" if video else _USUAL.get(task, "text")
 
 
 def suffix_of(form: str) -> str:
