@@ -16,8 +16,8 @@ test: .venv/ready
 	.venv/bin/python -m pytest
 
 lint: .venv/ready
-	.venv/bin/ruff format --check src tests examples tools
-	.venv/bin/ruff check src tests examples tools
+	.venv/bin/ruff format --check src tests examples tools training
+	.venv/bin/ruff check src tests examples tools training
 	.venv/bin/mypy
 
 bench: .venv/ready

@@ -1,0 +1,156 @@
+"""Pages with exact ground truth: the same from the same number, and what is said of them is what is on them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from training.batches import CELL, SLOTS, Plan, joined
+from training.canvas import PAPER, Canvas
+from training.characters import ALPHABET
+from training.fonts import FACES, Fonts
+from training.layouts import LAYOUTS, said
+from training.prompts import FIELDS, PROMPTS
+from training.render import LARGE, SMALL, Page, coloured, described, render
+from training.tokenizer import PAD, build
+from training.words import Writer
+
+PAGES = 60
+
+
+@pytest.fixture(scope="module")
+def pages(fonts: Path) -> list[Page]:
+    opened = Fonts.open(fonts, held=False)
+    return [render(number, seed=3, fonts=opened, shape=LARGE[number % len(LARGE)]) for number in range(PAGES)]
+
+
+def test_a_page_comes_from_its_number_alone(pages: list[Page], fonts: Path) -> None:
+    opened = Fonts.open(fonts, held=False)
+    for number in (11, 0, 7):
+        again = render(number, seed=3, fonts=opened, shape=LARGE[number % len(LARGE)])
+        assert described(again) == described(pages[number])
+        assert np.array_equal(again.levels, pages[number].levels)
+    other = render(0, seed=4, fonts=opened, shape=LARGE[0])
+    assert (other.prompt, other.answer) != (pages[0].prompt, pages[0].answer)
+
+
+def test_all_tasks_come_with_a_published_prompt_and_their_own_kind_of_answer(pages: list[Page]) -> None:
+    assert {page.task for page in pages} == set(LAYOUTS)
+    for page in pages:
+        if page.task == "fields":
+            [(before, after)] = [each for each in FIELDS if page.prompt.startswith(each[0])]
+            assert page.prompt.endswith(after)
+            keys = [each.strip("'") for each in page.prompt[len(before) : -len(after)].split(",")]
+            assert list(json.loads(page.answer)) == keys
+            assert all(
+                value in "\n".join(line.text for line in page.lines)
+                for value in json.loads(page.answer).values()
+            )
+        else:
+            assert page.prompt in PROMPTS[page.task]
+        if page.task == "table":
+            cells = re.findall("<td>(.*?)</td>", page.answer)
+            assert [cell for cell in cells if cell] == [line.text for line in page.lines][
+                -len([c for c in cells if c]) :
+            ]
+        if page.task == "document":
+            assert page.answer.startswith(f"# {page.lines[0].text}\n\n")
+
+
+def test_boxes_of_spotting_are_on_the_page_and_hold_all_ink(fonts: Path) -> None:
+    opened = Fonts.open(fonts, held=False)
+    for number in range(30):
+        page = render(number, seed=5, fonts=opened, shape=(512, 384), shares={"spotting": 1})
+        found = re.findall(r"(.*?)\((\d+),(\d+)\),\((\d+),(\d+)\)", page.answer)
+        assert [row[0] for row in found] == [line.text for line in page.lines]
+        ink = np.abs(page.levels.astype(int) - PAPER) > 110
+        for _, *corners in found:
+            left, top, right, bottom = map(int, corners)
+            assert 0 <= left < right <= 1000
+            assert 0 <= top < bottom <= 1000
+            x0, x1 = left * 512 // 1000, -(-right * 512 // 1000)
+            y0, y1 = top * 384 // 1000, -(-bottom * 384 // 1000)
+            assert ink[y0:y1, x0:x1].any()
+            ink[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = False
+        assert not ink.any(), f"page {number} has ink outside of its boxes"
+
+
+def test_what_is_turned_is_where_its_line_says(fonts: Path) -> None:
+    canvas = Canvas(400, 300)
+    file = Fonts.open(fonts, held=False).latin[0]
+    canvas.write("turned 42", 40, 60, file, 24)
+    image = np.asarray(canvas.turned(2.5)).astype(int)
+    [line] = canvas.lines
+    down, across = np.nonzero(image > PAPER + 60)
+    left, top, right, bottom = line.box
+    assert left - 1 <= across.min()
+    assert across.max() <= right + 1
+    assert top - 1 <= down.min()
+    assert down.max() <= bottom + 1
+    assert said("text", canvas) == "turned 42"
+    assert said("text", Canvas(10, 10)) == "没有文字"
+
+
+def test_characters_of_cells_are_those_of_the_lines_in_their_order(pages: list[Page]) -> None:
+    tokenizer = build()
+    page = next(page for page in pages if page.task == "text" and len(page.lines) > 3)
+    batch = joined([page], [False])
+    words = {
+        token: character
+        for character in ALPHABET
+        if len(ids := tokenizer.encode(character).ids) == 1
+        for token in ids
+    }
+    written = [
+        (cell, words[token])
+        for cell, slot, token in zip(
+            batch.cells.tolist(), batch.slots.tolist(), batch.spelled.tolist(), strict=True
+        )
+        if token != tokenizer.token_to_id(PAD) and slot < SLOTS
+    ]
+    first = page.lines[0]
+    across = page.levels.shape[1] // CELL
+    x, y = first.middles[0]
+    assert (int(y) // CELL * across + int(x) // CELL, first.text[0]) in written
+    assert len(written) == sum(len(line.text.replace(" ", "")) for line in page.lines)
+
+
+def test_batches_follow_their_number_and_how_far_the_training_is(fonts: Path) -> None:
+    plan = Plan(seed=1, fonts=fonts, patches=4096, rows=8)
+    one, again, later = plan.batch(3, 0.0), plan.batch(3, 0.0), plan.batch(3, 0.9)
+    assert all(bool((a == b).all()) for a, b in zip(one, again, strict=True))
+    assert tuple(reversed(one.levels.shape[1:])) in SMALL
+    assert later.levels[0].numel() > one.levels[0].numel()
+    assert one.wanted.shape == one.at.shape
+    # What comes behind the tokens that are asked is what is wanted.
+    assert one.ids.flatten()[one.at.long() + 1].tolist() == one.wanted.tolist()
+
+
+def test_colours_are_apart_and_levels_are_between_them(pages: list[Page]) -> None:
+    for page in pages:
+        assert min(abs(a - b) for a, b in zip(page.paper, page.ink, strict=True)) >= 90
+        seen = coloured(page.levels, page.paper, page.ink)
+        assert np.array_equal(np.asarray(page.picture()), seen)
+    blank = np.full((1, 1), PAPER, np.uint8)
+    assert coloured(blank, (1, 2, 3), (200, 200, 200)).ravel().tolist() == [1, 2, 3]
+
+
+def test_nothing_is_written_that_the_alphabet_lacks() -> None:
+    for seed in range(200):
+        writer = Writer(Random(seed), chinese=seed % 2 == 0)
+        text = writer.piece() + writer.cell() + writer.key() + writer.heading()
+        assert not set(text) - set(ALPHABET)
+
+
+def test_fonts_that_judge_are_of_packages_that_training_does_not_see(fonts: Path, tmp_path: Path) -> None:
+    held, seen = ({face.package for face in FACES if face.held == kind} for kind in (True, False))
+    assert held
+    assert not held & seen
+    assert {face.chinese for face in FACES if face.held} == {True, False}
+    assert Fonts.open(fonts, held=True).latin[0].endswith("True-False.ttf")
+    with pytest.raises(FileNotFoundError, match=r"run `python -m training\.subset_fonts"):
+        Fonts.open(tmp_path, held=True)

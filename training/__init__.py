@@ -1,0 +1,1 @@
+"""How the small HunyuanOCR that this repository ships was made: pages, tokenizer, training, figures. Not installed."""

@@ -1,0 +1,237 @@
+"""Batches of pages: which pages, as what numbers, and their drawing in worker processes ahead of the training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from alula.codecs.places import places_of
+from training.fonts import Fonts
+from training.layouts import SHARES
+from training.render import LARGE, MEDIUM, SMALL, Page, Shape, render
+from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, USER, build
+
+CELL = 32
+"""Pixels of a page, across and down, that become one token of the language model."""
+SLOTS = 8
+"""So many characters of a cell are named, in reading order, by what trains the vision part beside the answers."""
+_WITHOUT_SYSTEM = 0.15
+_MULTIPLE = 32
+_AHEAD = 4
+
+
+class Batch(NamedTuple):
+    """Pages of one shape and what is to be learned of them; everything that is counted from a page is padded.
+
+    `levels` [pages, height, width], `paper` and `ink` [pages, 3]; `ids` [pages, length], `places` [axes, pages,
+    length]; `at` are the tokens, in `ids` laid flat, after which `wanted` comes; `cells`, `slots` and `spelled` say
+    which character is where in the cells of all pages laid flat.
+    """
+
+    levels: Tensor
+    paper: Tensor
+    ink: Tensor
+    ids: Tensor
+    places: Tensor
+    at: Tensor
+    wanted: Tensor
+    cells: Tensor
+    slots: Tensor
+    spelled: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """From which share of the training on, which shapes are how likely, and which tasks."""
+
+    after: float
+    shapes: tuple[float, float, float]
+    shares: Mapping[str, float]
+
+
+STAGES: Sequence[Stage] = (
+    Stage(after=0, shapes=(1, 0, 0), shares={"text": 0.85, "spotting": 0.15}),
+    Stage(after=0.08, shapes=(0.5, 0.5, 0), shares={"text": 0.6, "spotting": 0.2, "fields": 0.2}),
+    Stage(after=0.18, shapes=(0.15, 0.3, 0.55), shares=SHARES),
+    Stage(after=0.7, shapes=(0.08, 0.17, 0.75), shares=SHARES),
+)
+"""Short lines first: what is learned there in minutes is what longer pages are made of."""
+SHAPES = (SMALL, MEDIUM, LARGE)
+BUDGETS = (60, 150, 330)
+
+
+def stage_at(progress: float) -> Stage:
+    """The last stage that has begun."""
+    return [stage for stage in STAGES if stage.after <= progress][-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What batches are drawn from; `rows` is the most pages of one, `patches` the most patches."""
+
+    seed: int
+    fonts: Path
+    patches: int
+    rows: int
+    pages: int | None = None
+    """Only so many pages, over and over: for a run that shows that learning works at all."""
+
+    def batch(self, number: int, progress: float) -> Batch:
+        """Batch `number` at a time of the training; the same for the same arguments."""
+        rng = random.Random(f"{self.seed}:batch:{number}")
+        stage = stage_at(0 if self.pages else progress)
+        kind = rng.choices(range(len(SHAPES)), stage.shapes)[0]
+        shape = SHAPES[kind][0] if self.pages else rng.choice(SHAPES[kind])
+        count = min(self.rows, max(1, self.patches // (shape[0] * shape[1] // 256)))
+        numbers = [number * self.rows + each for each in range(count)]
+        if self.pages:
+            numbers = [each % self.pages for each in numbers]
+        fonts = _fonts(self.fonts)
+        drawn = [
+            render(each, seed=self.seed, fonts=fonts, shape=shape, shares=stage.shares, budget=BUDGETS[kind])
+            for each in numbers
+        ]
+        return joined(drawn, [rng.random() < _WITHOUT_SYSTEM for _ in drawn])
+
+
+@cache
+def _fonts(folder: Path) -> Fonts:
+    return Fonts.open(folder, held=False)
+
+
+@cache
+def _tokenizer() -> Any:
+    return build()
+
+
+def prompt_ids(prompt: str, shape: Shape, *, system: bool = True) -> list[int]:
+    """What the model is given before its answer: an empty system message or none, the page, the prompt."""
+    tokenizer = _tokenizer()
+    begin, empty, first, image, last, user = map(
+        tokenizer.token_to_id, (BEGIN, SYSTEM, IMAGE_BEGIN, IMAGE, IMAGE_END, USER)
+    )
+    across, down = shape[0] // CELL, shape[1] // CELL
+    asked = tokenizer.encode(prompt).ids
+    return [begin, *[empty] * system, first, *[image] * (down * (across + 1) + 2), last, *asked, user]
+
+
+def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
+    """Pages of one shape as a batch; those that are `bare` come without a system message."""
+    tokenizer = _tokenizer()
+    height, width = pages[0].levels.shape
+    end, pad, image = map(tokenizer.token_to_id, (ASSISTANT, PAD, IMAGE))
+    prompts = [
+        prompt_ids(page.prompt, (width, height), system=not each)
+        for page, each in zip(pages, bare, strict=True)
+    ]
+    answers = [[*tokenizer.encode(page.answer).ids, end] for page in pages]
+    longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
+    length = -(-longest // _MULTIPLE) * _MULTIPLE
+    ids = np.full((len(pages), length), pad, np.int32)
+    places = np.zeros((4, len(pages), length), np.int16)
+    at: list[NDArrayInt] = []
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        both = [*prompt, *answer]
+        ids[row, : len(both)] = both
+        places[:, row, : len(both)] = places_of(both, image, [(height // CELL, width // CELL)])
+        at.append(np.arange(len(prompt) - 1, len(both) - 1) + row * length)
+    cells = [_cells(page, pad) for page in pages]
+    per_page = (height // CELL) * (width // CELL)
+    return Batch(
+        levels=torch.from_numpy(np.stack([page.levels for page in pages])),
+        paper=torch.tensor([page.paper for page in pages], dtype=torch.uint8),
+        ink=torch.tensor([page.ink for page in pages], dtype=torch.uint8),
+        ids=torch.from_numpy(ids),
+        places=torch.from_numpy(places),
+        at=torch.from_numpy(np.concatenate(at).astype(np.int32)),
+        wanted=torch.tensor([each for answer in answers for each in answer], dtype=torch.int32),
+        cells=torch.tensor(
+            [c + row * per_page for row, each in enumerate(cells) for c, _, _ in each], dtype=torch.int32
+        ),
+        slots=torch.tensor([slot for each in cells for _, slot, _ in each], dtype=torch.int32),
+        spelled=torch.tensor([token for each in cells for _, _, token in each], dtype=torch.int32),
+    )
+
+
+NDArrayInt = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@cache
+def _token_of(character: str) -> int:
+    ids = _tokenizer().encode(character).ids
+    return int(ids[0]) if len(ids) == 1 else -1
+
+
+def _cells(page: Page, blank: int) -> list[tuple[int, int, int]]:
+    """Cell, slot and token of every character, line by line; behind the last one of a cell comes `blank`."""
+    height, width = page.levels.shape
+    across, down = width // CELL, height // CELL
+    found: list[tuple[int, int, int]] = []
+    taken: dict[int, int] = dict.fromkeys(range(across * down), 0)
+    for line in page.lines:
+        for character, (x, y) in zip(line.text, line.middles, strict=True):
+            if character == " " or not (0 <= x < width and 0 <= y < height):
+                continue
+            cell = int(y) // CELL * across + int(x) // CELL
+            if taken[cell] < SLOTS:
+                found.append((cell, taken[cell], _token_of(character)))
+            taken[cell] += 1
+    found += [(cell, count, blank) for cell, count in taken.items() if count < SLOTS]
+    return [each for each in found if each[2] >= 0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Which batches: from which number on, and of how many steps in all where the schedule is over steps."""
+
+    first: int
+    steps: int | None
+
+
+class _Pages(Dataset[Batch]):
+    """Batches by number; how far the training is, they are told while it runs."""
+
+    def __init__(self, plan: Plan, progress: Any) -> None:
+        self._plan, self._progress = plan, progress
+
+    def __getitem__(self, given: tuple[int, float | None]) -> Batch:
+        number, progress = given
+        return self._plan.batch(number, self._progress.value if progress is None else progress)
+
+
+class _Numbers(Sampler[tuple[int, float | None]]):
+    """Batch numbers from one on without an end, each with its share of the training where that is known."""
+
+    def __init__(self, span: Span) -> None:
+        self._first, self._steps = span.first, span.steps
+
+    def __iter__(self) -> Iterator[tuple[int, float | None]]:
+        number = self._first
+        while self._steps is None or number < self._steps:
+            yield number, None if self._steps is None else number / self._steps
+            number += 1
+
+
+def drawn_ahead(plan: Plan, span: Span, progress: Any, *, workers: int, pin: bool) -> Iterator[Batch]:
+    """Batches in order, some of them waiting for each of the worker processes.
+
+    With `span.steps` they are the same ones in every run; without, each follows `progress.value` when it is drawn.
+    """
+    loader: DataLoader[Batch] = DataLoader(
+        _Pages(plan, progress),
+        batch_size=None,
+        sampler=_Numbers(span),
+        num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
+        pin_memory=pin,
+    )
+    return iter(loader)

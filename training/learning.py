@@ -1,0 +1,74 @@
+"""What is minimised, on one batch: the answers, and beside them what stands in every cell of a page."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.batches import CELL, SLOTS, Batch
+from training.canvas import INK, PAPER
+from training.model import normalised, read, see
+
+
+class Losses(NamedTuple):
+    """Mean cross entropy of the answers' tokens and of the cells' characters; the share of right tokens."""
+
+    answers: Tensor
+    cells: Tensor
+    right: Tensor
+
+
+class Speller(nn.Module):
+    """Names the characters of a cell from its token alone; not part of what is shipped."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.slots = nn.Linear(hidden, SLOTS * hidden)
+
+    def forward(self, tokens: Tensor, cells: Tensor, slots: Tensor, words: Tensor) -> Tensor:
+        """Tokens of cells laid flat [cells, hidden], which of them, which character, to logits."""
+        states = self.slots(tokens).reshape(len(tokens), SLOTS, -1)[cells, slots]
+        return functional.linear(states, words)
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device; whole numbers as indices."""
+    there = [each.to(device, non_blocking=True) for each in batch]
+    return Batch(*(each if each.dtype == torch.uint8 else each.long() for each in there))
+
+
+def pixels_of(levels: Tensor, paper: Tensor, ink: Tensor) -> Tensor:
+    """Pages as the model takes them, coloured as `render.coloured` does: [pages, 3, height, width]."""
+    share = (levels.float()[..., None] - PAPER) / (INK - PAPER)
+    blank, full = paper.float()[:, None, None], ink.float()[:, None, None]
+    return normalised((blank + (full - blank) * share).clamp(0, 255).round())
+
+
+def embedded(model: Any, ids: Tensor, seen: Tensor, image: int) -> Tensor:
+    """Embeddings of prompts [pages, length, hidden], the images' tokens in the places that wait for them."""
+    words: Tensor = model.model.language_model.embed_tokens(ids).float()
+    here = (ids == image)[..., None]
+    return words.masked_scatter(here, seen.float())
+
+
+def losses(model: Any, speller: Speller, batch: Batch) -> Losses:
+    """Both losses of a batch that is on the model's device."""
+    seen = see(model, pixels_of(batch.levels, batch.paper, batch.ink))
+    words = model.model.language_model.embed_tokens.weight
+    states = read(model, embedded(model, batch.ids, seen, model.config.image_token_id), batch.places)
+    logits = functional.linear(states.flatten(0, 1)[batch.at], words).float()
+    named = speller(_cells_of(seen, batch), batch.cells, batch.slots, words).float()
+    return Losses(
+        answers=functional.cross_entropy(logits, batch.wanted),
+        cells=functional.cross_entropy(named, batch.spelled),
+        right=(logits.argmax(-1) == batch.wanted).float().mean(),
+    )
+
+
+def _cells_of(seen: Tensor, batch: Batch) -> Tensor:
+    """The tokens of squares alone, without those that begin and end an image and a row, laid flat."""
+    down, across = (side // CELL for side in batch.levels.shape[1:])
+    return seen[:, 1:-1].reshape(len(seen), down, across + 1, -1)[:, :, :-1].flatten(0, 2)

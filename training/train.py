@@ -1,0 +1,271 @@
+"""Train the small HunyuanOCR, in pieces that end in time and go on where the last one stopped.
+
+    python -m training.train --fonts training/build/fonts -o run --minutes 8.5 --of 17
+    python -m training.train --fonts training/build/fonts -o run --minutes 8.5 --of 17 --resume run/last.pt
+
+How far the training is, the learning rate and the kind of pages follow the minutes that were trained, all pieces
+together, or with --steps the steps: then every run sees the same pages and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.batches import Batch, Plan, Span, drawn_ahead
+from training.evaluate import held_pages, scores
+from training.learning import Speller, losses, moved
+from training.model import SIZES, made
+
+BEGAN = time.monotonic()
+"""A piece's minutes count from here on, what starting takes included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Learning rate and weight of the second loss by the share of the training that is done."""
+
+    rate: float
+    warm: int
+    floor: float = 0.01
+
+    def rate_at(self, step: int, progress: float) -> float:
+        """Up in a straight line over the first steps, then down like a cosine to a hundredth."""
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.rate * min(1.0, (step + 1) / self.warm) * (self.floor + (1 - self.floor) * cosine)
+
+    @staticmethod
+    def cells_at(progress: float) -> float:
+        """Much at first, when it is what teaches the vision part its letters."""
+        return 1.0 - 0.8 * min(1.0, progress / 0.6)
+
+
+class Training:
+    """A model while it is trained: weights, moments, and how much was done; saved whole, aside, then renamed."""
+
+    def __init__(self, size: str, seed: int, schedule: Schedule, device: torch.device) -> None:
+        self.size, self.schedule, self.device = size, schedule, device
+        self.model = made(size, seed).to(device)
+        self.speller = Speller(self.model.config.text_config.hidden_size).to(device)
+        self.step, self.seconds = 0, 0.0
+        self.optimizer = torch.optim.AdamW(
+            _groups(self.model, self.speller),
+            lr=schedule.rate,
+            betas=(0.9, 0.98),
+            fused=device.type == "cuda",
+        )
+
+    def learn(self, batch: Batch, progress: float) -> dict[str, torch.Tensor]:
+        """One step; the losses stay on the device until somebody looks."""
+        rate = self.schedule.rate_at(self.step, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with autocast(self.device):
+            found = losses(self.model, self.speller, moved(batch, self.device))
+        torch.autograd.backward(found.answers + self.schedule.cells_at(progress) * found.cells)
+        norm = nn.utils.clip_grad_norm_([*self.model.parameters(), *self.speller.parameters()], 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {
+            "answers": found.answers.detach(),
+            "cells": found.cells.detach(),
+            "right": found.right,
+            "norm": norm,
+        }
+
+    def save(self, file: Path) -> None:
+        """Everything that going on needs."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(".part")
+        state = {
+            "size": self.size,
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "speller": self.speller.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(state, aside)
+        os.replace(aside, file)
+
+    def load(self, file: Path) -> None:
+        """Go on from what `save` left."""
+        state = torch.load(file, map_location=self.device, weights_only=True)
+        if state["size"] != self.size:
+            raise ValueError(f"{file} is a training of size {state['size']!r}, not {self.size!r}")
+        self.model.load_state_dict(state["model"])
+        self.speller.load_state_dict(state["speller"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+
+def autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Products in bf16; weights, sums and norms stay fp32."""
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def _groups(*modules: nn.Module) -> list[dict[str, Any]]:
+    """Weight decay for matrices that multiply states alone."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            flat = parameter.ndim < 2 or "embed" in name
+            (plain if flat else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+
+
+def run(training: Training, given: argparse.Namespace) -> None:
+    """Learn until the minutes of this piece or all steps are over, and save."""
+    progress = multiprocessing.Value("d", _progress(training, given))
+    plan = Plan(
+        seed=given.seed, fonts=given.fonts, patches=given.patches, rows=given.rows, pages=given.overfit
+    )
+    batches = drawn_ahead(
+        plan,
+        Span(first=training.step, steps=given.steps),
+        progress,
+        workers=given.workers,
+        pin=training.device.type == "cuda",
+    )
+    with (given.output / "log.jsonl").open("a", encoding="utf-8") as log:
+        _learn(training, given, batches, progress, Log(log))
+    training.save(given.output / "last.pt")
+
+
+class Log:
+    """What happened, a line each, in a file and on the screen."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def say(self, row: dict[str, Any]) -> None:
+        """One line."""
+        text = json.dumps(
+            {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+        )
+        self._file.write(text + "\n")
+        self._file.flush()
+        print(text, flush=True)
+
+
+def _learn(
+    training: Training, given: argparse.Namespace, batches: Iterator[Batch], progress: Any, log: Log
+) -> None:
+    saved = judged = time.monotonic()
+    pages, waited, since = 0, 0.0, time.monotonic()
+    while not _over(training, given):
+        before = time.monotonic()
+        batch = next(batches)
+        waited += time.monotonic() - before
+        found = training.learn(batch, progress.value)
+        pages += len(batch.levels)
+        if training.step % given.log == 0 or training.step == given.steps:
+            row = {name: float(value) for name, value in found.items()}  # waits for the device
+            took = time.monotonic() - since
+            log.say(
+                {
+                    "step": training.step,
+                    "minutes": training.seconds / 60,
+                    "progress": progress.value,
+                    **row,
+                    "rate": training.optimizer.param_groups[0]["lr"],
+                    "pages_per_s": pages / took,
+                    "waited": waited / took,
+                    "shape": list(batch.levels.shape),
+                }
+            )
+            pages, waited, since = 0, 0.0, time.monotonic()
+        training.seconds += time.monotonic() - before
+        progress.value = _progress(training, given)
+        now = time.monotonic()
+        if now - judged > given.judge * 60:
+            _judge(training, given, log)
+            judged = since = time.monotonic()
+            pages, waited = 0, 0.0
+        if now - saved > given.save * 60:
+            training.save(given.output / "last.pt")
+            saved = time.monotonic()
+    if given.judge_pages:
+        _judge(training, given, log)
+
+
+def _progress(training: Training, given: argparse.Namespace) -> float:
+    return float(training.step / given.steps if given.steps else training.seconds / 60 / given.of)
+
+
+def _over(training: Training, given: argparse.Namespace) -> bool:
+    if given.steps is not None and training.step >= (given.until or given.steps):
+        return True
+    return given.minutes is not None and time.monotonic() - BEGAN > given.minutes * 60
+
+
+def _judge(training: Training, given: argparse.Namespace, log: Log) -> None:
+    """Read pages in fonts that training does not see, or those that are learned by heart; not part of its time."""
+    began = time.monotonic()
+    pages = held_pages(given.fonts, given.judge_pages, learned=given.overfit is not None, seed=given.seed)
+    with autocast(training.device):
+        found = scores(training.model, pages)
+    row = {f"cer_{task}": values["cer"] for task, values in found.items()}
+    log.say({"step": training.step, "judged_s": time.monotonic() - began, **row})
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be said on the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fonts", type=Path, required=True, help="what subset_fonts wrote")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small")
+    parser.add_argument("--minutes", type=float, help="when this piece ends, its start included")
+    parser.add_argument(
+        "--of", type=float, default=17.0, help="minutes of all pieces, which the schedule is for"
+    )
+    parser.add_argument("--steps", type=int, help="a schedule over steps instead of minutes")
+    parser.add_argument("--until", type=int, help="with --steps: stop, and save, after this one")
+    parser.add_argument("--seed", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=1.2e-3)
+    parser.add_argument("--warm", type=int, default=400, help="steps over which the rate rises")
+    parser.add_argument("--patches", type=int, default=131072, help="patches of a batch at most")
+    parser.add_argument("--rows", type=int, default=256, help="pages of a batch at most")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--judge", type=float, default=1.5, help="minutes between readings of held-out pages")
+    parser.add_argument("--judge-pages", type=int, default=42)
+    parser.add_argument("--save", type=float, default=2.0, help="minutes between checkpoints")
+    parser.add_argument("--log", type=int, default=50, help="steps between lines")
+    parser.add_argument("--overfit", type=int, help="learn so many small pages by heart")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def main() -> None:
+    """Train one piece."""
+    given = arguments().parse_args()
+    if given.minutes is None and given.steps is None:
+        raise SystemExit("say when to stop: --minutes or --steps")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    given.output.mkdir(parents=True, exist_ok=True)
+    schedule = Schedule(rate=given.rate, warm=given.warm)
+    training = Training(given.size, given.seed, schedule, torch.device(given.device))
+    if given.resume:
+        training.load(given.resume)
+    run(training, given)
+
+
+if __name__ == "__main__":
+    main()
