@@ -112,7 +112,7 @@ class Scribe:
 Layout = Callable[[Scribe], Asked]
 
 
-def plain(scribe: Scribe, task: str) -> Asked:
+def _plain(scribe: Scribe) -> None:
     """Lines of any length, here and there in another font or not at the margin; now and then none at all."""
     rng = scribe.rng
     if rng.random() > 0.01:
@@ -126,22 +126,53 @@ def plain(scribe: Scribe, task: str) -> Asked:
             x = scribe.style.margin + (rng.random() * max(0.0, free) if rng.random() < 0.25 else 0)
             scribe.put(text, x)
             scribe.down(rng.uniform(1.3, 2.5) if rng.random() < 0.15 else 1)
-    return Asked(prompt=_prompt(rng, task), answer=None)
 
 
 def text(scribe: Scribe) -> Asked:
     """All lines, one below the other."""
-    return _form(scribe, "text") if scribe.rng.random() < 0.2 else plain(scribe, "text")
+    return _lines(scribe, "text")
 
 
 def spotting(scribe: Scribe) -> Asked:
     """All lines, each with its box."""
-    return _form(scribe, "spotting") if scribe.rng.random() < 0.2 else plain(scribe, "spotting")
+    return _lines(scribe, "spotting")
 
 
-def _form(scribe: Scribe, task: str) -> Asked:
-    _filled(scribe)
-    return Asked(prompt=_prompt(scribe.rng, task), answer=None)
+def _lines(scribe: Scribe, task: str) -> Asked:
+    """Most pages are plain; some are a form, a receipt or a table, of which the lines are asked all the same."""
+    rng = scribe.rng
+    kind = rng.choices(("plain", "form", "receipt", "table"), (55, 15, 20, 10))[0]
+    if kind == "form":
+        _filled(scribe)
+    elif kind == "receipt":
+        _receipt(scribe)
+    elif kind == "table":
+        _table(scribe)
+    else:
+        _plain(scribe)
+    return Asked(prompt=_prompt(rng, task), answer=None)
+
+
+def _receipt(scribe: Scribe) -> None:
+    """A title in the middle, then rows of something on the left and its price on the right, with rules between some."""
+    rng, usual = scribe.rng, scribe.style
+    scribe.again(larger=rng.uniform(1.2, 1.6))
+    title = scribe.fitted(scribe.writer.heading(), scribe.width)
+    scribe.y += scribe.style.size * 0.3
+    scribe.put(title, scribe.style.margin + (scribe.width - scribe.measured(title)) / 2)
+    scribe.down(1.2)
+    scribe.style = usual
+    right = scribe.style.margin + scribe.width
+    while scribe.room:
+        price = scribe.fitted(scribe.writer.cell(), scribe.width * 0.35)
+        what = scribe.fitted(scribe.writer.heading(), scribe.width * 0.6 - scribe.style.size)
+        scribe.put(what)
+        scribe.put(price, right - scribe.measured(price))
+        if rng.random() < 0.2:
+            y = scribe.y + scribe.style.size * 0.45
+            scribe.canvas.rule((scribe.style.margin, y), (right, y), rng.randint(1, 2))
+            scribe.down(0.3)
+        scribe.down(rng.uniform(1, 1.5))
 
 
 def fields(scribe: Scribe) -> Asked:
@@ -227,7 +258,7 @@ def _fitting(scribe: Scribe, wide: float) -> str:
 
 
 def document(scribe: Scribe) -> Asked:
-    """A heading, paragraphs and perhaps a table, as Markdown."""
+    """A heading, paragraphs and perhaps a table, as Markdown; the number of the page below them is left out."""
     rng, parts = scribe.rng, []  # type: Random, list[str]
     heading, usual = scribe.writer.heading(), scribe.style
     scribe.again(larger=rng.uniform(1.25, 1.6))
@@ -245,7 +276,24 @@ def document(scribe: Scribe) -> Asked:
             scribe.down(0.4)
             parts.append(_table(scribe))
             break
+    if rng.random() < 0.25:
+        _numbered(scribe)
     return Asked(prompt=_prompt(rng, "document"), answer="\n\n".join(parts))
+
+
+def _numbered(scribe: Scribe) -> None:
+    """Write at the very end of the page which one it is, if there is room."""
+    rng, last = scribe.rng, scribe.canvas.height - scribe.style.margin - scribe.style.size * 0.3
+    page = rng.randint(1, 20)
+    spelled = (
+        (f"第{page}页", f"{page}")
+        if scribe.writer.chinese
+        else (f"Page {page} of {page + 3}", f"- {page} -", f"{page}")
+    )
+    note = rng.choice(spelled)
+    if scribe.y + scribe.style.leading * 1.5 < last:
+        scribe.y = last
+        scribe.put(note, scribe.style.margin + (scribe.width - scribe.measured(note)) / 2)
 
 
 def _paragraph(scribe: Scribe, most: int) -> str:

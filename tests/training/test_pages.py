@@ -61,7 +61,10 @@ def test_all_tasks_come_with_a_published_prompt_and_their_own_kind_of_answer(pag
             assert page.answer.startswith(f"# {page.lines[0].text}\n\n")
 
 
-def test_boxes_of_spotting_are_on_the_page_and_hold_all_ink(fonts: Path) -> None:
+def test_boxes_of_spotting_are_on_the_page_and_hold_all_ink(
+    fonts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Canvas, "rule", lambda *_: None)  # the ink of tables that no line has
     opened = Fonts.open(fonts, held=False)
     for number in range(30):
         page = render(number, seed=5, fonts=opened, shape=(512, 384), shares={"spotting": 1})

@@ -24,6 +24,8 @@ from training.tokenizer import (
 )
 
 from alula.codecs.templates import compiled
+from alula.ocr import Ask
+from alula.ocr.prompts import prompt
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,17 +48,31 @@ def test_a_character_of_pages_is_one_token_and_so_is_a_prompt() -> None:
 def test_a_chat_with_a_page_is_what_the_model_was_trained_on(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     template = compiled((tmp_path / "chat_template.jinja").read_text("utf-8"), "chat_template.jinja")
-    prompt, begin = PROMPTS["text"][0], SPECIAL[0]
-    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
+    words, begin = PROMPTS["text"][0], SPECIAL[0]
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": words}]}
 
     def render(*messages: dict[str, Any]) -> str:
         return template.render({"messages": messages, "bos_token": begin})
 
     text = render({"role": "system", "content": ""}, asked)
-    assert text == begin + SYSTEM + IMAGE_BEGIN + IMAGE + IMAGE_END + prompt + USER
-    assert render(asked) == begin + IMAGE_BEGIN + IMAGE + IMAGE_END + prompt + USER
+    assert text == begin + SYSTEM + IMAGE_BEGIN + IMAGE + IMAGE_END + words + USER
+    assert render(asked) == begin + IMAGE_BEGIN + IMAGE + IMAGE_END + words + USER
     config = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     assert config["extra_special_tokens"]["image_token"] == IMAGE
+
+
+def test_prompts_are_those_that_alula_asks_with() -> None:
+    for task, kinds in PROMPTS.items():
+        asked = {
+            prompt(Ask(task=task, language=language), version)
+            for language in ("en", "zh")
+            for version in ("1.0", "1.5")
+        }
+        assert set(kinds) == asked
+    for kind, language in enumerate(("en", "zh")):
+        assert fields_prompt(["a", "总"], kind) == prompt(
+            Ask(task="fields", fields=("a", "总"), language=language)
+        )
 
 
 @pytest.mark.parametrize("kind", [0, 1])
