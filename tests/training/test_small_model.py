@@ -117,7 +117,9 @@ def test_the_exported_folder_is_read_by_alula_with_the_same_logits(
     np.testing.assert_allclose(image, seen[0].numpy(), atol=1e-4, rtol=1e-3)
     heads, head = config["text_config"]["num_key_value_heads"], config["text_config"]["head_dim"]
     empty = np.zeros((1, heads, 0, head), np.float32)
+    here = ids.numpy() == config["image_token_id"]
     feeds = {
+        "image_rows": np.where(here, here.cumsum() - 1, -1),
         "input_ids": ids.numpy(),
         "position_ids": places.numpy(),
         "attention_mask": np.ones((1, ids.shape[1]), np.int64),
