@@ -42,6 +42,7 @@ class Looker:
         self.sequences = generator.limits.sequences
         self._generator = generator
         self._numbers = count()
+        self._places: dict[int, int] = {}
         self._answering = False
 
     @classmethod
@@ -73,6 +74,43 @@ class Looker:
         """A question about some images, as `Prompts.look` has it; raises InputError for what cannot be asked."""
         return self.prompts.look(text, images, body, system=system)
 
+    @property
+    def open_answers(self) -> int:
+        """How many are being written."""
+        return len(self._places)
+
+    def add(self, number: int, request: Request) -> Piece | None:
+        """Begin an answer under a number of the caller's; its last piece where it can never be answered.
+
+        For whoever decides when to take how many; `answers` does so for all others.
+        """
+        if number in self._places.values():
+            raise RunError(f"answer {number} is being written already")
+        id = next(self._numbers)
+        try:
+            self._generator.add(id, request, given=request.given)
+        except DeviceLostError:
+            raise
+        except AlulaError as error:
+            return Piece(id=id, error=str(error))
+        self._places[id] = number
+        return None
+
+    def step(self) -> list[tuple[int, Piece]]:
+        """What one step of the running batch gave, by the caller's numbers."""
+        found = []
+        for piece in self._generator.step(monotonic()):
+            found.append((self._places[piece.id], piece))
+            if piece.ending or piece.error:
+                del self._places[piece.id]
+        return found
+
+    def end(self, number: int) -> None:
+        """Cancel an answer; nothing more is heard of it. One that has ended is not missed."""
+        for id in [id for id, at in self._places.items() if at == number]:
+            self._generator.cancel(id)
+            del self._places[id]
+
     def answers(self, requests: Iterable[Request]) -> Pieces:
         """Pieces of all answers as they come, with the number of the request, counted from 0.
 
@@ -83,23 +121,19 @@ class Looker:
         if self._answering:
             raise RunError("answers are being read already; read them to the end, or close the iterator")
         self._answering = True
-        line, places = enumerate(requests), dict[int, int]()
+        line = enumerate(requests)
         try:
             more = True
-            while more or places:
-                while more and len(places) < self.sequences:
+            while more or self._places:
+                while more and self.open_answers < self.sequences:
                     if (taken := next(line, None)) is None:
                         more = False
-                    elif refused := self._add(*taken, places):
+                    elif refused := self.add(*taken):
                         yield taken[0], refused
-                for piece in self._generator.step(monotonic()):
-                    at = places[piece.id]
-                    if piece.ending or piece.error:
-                        del places[piece.id]
-                    yield at, piece
+                yield from self.step()
         finally:
-            for number in places:
-                self._generator.cancel(number)
+            for number in list(self._places.values()):
+                self.end(number)
             self._answering = False
 
     def ask(
@@ -125,15 +159,3 @@ class Looker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _add(self, at: int, request: Request, places: dict[int, int]) -> Piece | None:
-        """Put a request in the line; the last piece of one that could never be answered."""
-        number = next(self._numbers)
-        try:
-            self._generator.add(number, request, given=request.given)
-        except DeviceLostError:
-            raise
-        except AlulaError as error:
-            return Piece(id=number, error=str(error))
-        places[number] = at
-        return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.ocr.reader import Reader
 
@@ -22,7 +23,23 @@ class ReaderKind:
     open: Callable[[Path, int], Reader]
 
 
-READERS: dict[str, ReaderKind] = {}
+def _reads_images(folder: Path) -> bool:
+    """Whether a bundle is of a model that is told what to read."""
+    try:
+        return (folder / "manifest.json").is_file() and Bundle.read(folder).model.sees
+    except InputError:  # another program's file
+        return False
+
+
+def _hunyuan(folder: Path, threads: int) -> Reader:
+    from alula.ocr.hunyuan import ModelReader  # noqa: PLC0415 - processes that open files need no model
+
+    return ModelReader.open(folder, threads)
+
+
+READERS: dict[str, ReaderKind] = {
+    "hunyuan": ReaderKind(called="a bundle of HunyuanOCR", holds=_reads_images, open=_hunyuan),
+}
 """The kinds there are, by name."""
 
 

@@ -1,0 +1,139 @@
+"""HunyuanOCR as a reader, with small random weights: what it says means nothing, and how it is asked and ended does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alula.bundles import Bundle
+from alula.core.errors import InputError
+from alula.documents import Page, Scan
+from alula.looking import Looker
+from alula.ocr import Ask, check, open_reader
+from alula.ocr.hunyuan import ModelReader
+from alula.ocr.prompts import prompt
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers.models.hunyuan_vl")
+import tiny_hunyuan  # noqa: E402 - likewise
+
+from alula.build import BuildRequest, build  # noqa: E402 - likewise
+from alula.core.progress import Silent  # noqa: E402 - likewise
+
+TEXT = Ask(task="text", max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_hunyuan.checkpoint(folder / "model")
+    asked = BuildRequest(
+        model=str(folder / "model"),
+        to=folder / "bundle",
+        use_cache=False,
+        precision="fp32",
+        target="onnxruntime",
+    )
+    return build(asked, Silent()).bundle
+
+
+def scan(index: int, height: int = 40, width: int = 60) -> Scan:
+    chance = np.random.default_rng(index)
+    return Scan(source="a", index=index, pixels=chance.integers(0, 256, (height, width, 3)).astype(np.uint8))
+
+
+def reader(bundle: Bundle, sequences: int = 4) -> ModelReader:
+    return ModelReader(Looker.open(bundle, cache_bytes=1 << 26, threads=1, sequences=sequences), "tiny")
+
+
+def test_pages_come_in_order_and_say_what_they_say_alone(bundle: Bundle) -> None:
+    scans = [scan(at, 40 + 8 * (at % 3)) for at in range(7)]
+    with closing(reader(bundle)) as several, closing(reader(bundle, 1)) as single:
+        together = list(several.read(scans, TEXT))
+        alone = list(single.read(scans, TEXT))
+    assert [page.index for page in together] == list(range(7))
+    assert [page.text for page in together] == [page.text for page in alone]
+    assert len({page.text for page in together}) > 1, "it does look"
+    assert all(page.noticed("cut") and page.timings["read_ms"] > 0 for page in together)
+
+
+def test_the_prompt_is_that_of_the_task(bundle: Bundle) -> None:
+    ask = Ask(task="table", language="zh", max_tokens=12)
+    with closing(reader(bundle)) as opened:
+        (page,) = opened.read([scan(0)], ask)
+        looker = opened._looker
+        body = {"max_tokens": 12}
+        pieces = looker.ask(prompt(ask), [scan(0).pixels], body)
+        assert page.text.strip() == "".join(piece.text for piece in pieces).strip()
+        assert opened.version == "1.0"
+        with pytest.raises(InputError, match="HunyuanOCR translates into: en, zh"):
+            next(opened.read([scan(0)], Ask(task="translate", to="fr")))
+
+
+def test_a_page_that_cannot_be_read_loses_no_other(bundle: Bundle) -> None:
+    with closing(reader(bundle, 2)) as opened:
+        pages = list(opened.read([scan(0), scan(1, 1, 300), scan(2, 300, 1), scan(3)], TEXT))
+    assert [page.noticed("failed") for page in pages] == [False, True, True, False]
+    assert "more than 200 times as long as wide" in pages[1].notices[0].message
+
+
+def test_a_loop_is_ended_as_it_is_written(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alula.ocr.repetition.LEAST_CHARACTERS", 40)
+    monkeypatch.setattr("alula.ocr.repetition.CHECKED_EVERY", 8)
+    monkeypatch.setattr("alula.ocr.repetition.LEAST_TIMES_OF_FORMS", 8)
+    with closing(reader(bundle)) as opened:
+        looker = opened._looker
+
+        class Told:
+            """The looker, told to write one letter for ever."""
+
+            prompts, sequences = looker.prompts, looker.sequences
+            add, step, end, close = looker.add, looker.step, looker.end, looker.close
+
+            @staticmethod
+            def request(text: str, images: object) -> object:
+                body = {
+                    "max_tokens": 400,
+                    "ignore_eos": True,
+                    "logit_bias": {"40": 100},
+                    "repetition_penalty": 1,
+                }
+                return looker.request(text, images, body)  # type: ignore[arg-type] # what it was given
+
+        opened._looker = Told()  # type: ignore[assignment] # all that is used of one
+        (page,) = opened.read([scan(0)], Ask(task="text", max_tokens=400))
+        assert [notice.code for notice in page.notices] == ["repetition"]
+        assert page.text == "I"
+        assert looker.open_answers == 0
+
+
+def test_pages_are_taken_as_there_is_room_and_leaving_cancels_them(bundle: Bundle) -> None:
+    taken: list[int] = []
+
+    def scans() -> Iterator[Scan]:
+        for at in range(30):
+            taken.append(at)
+            yield scan(at)
+
+    with closing(reader(bundle, 2)) as opened:
+        pages: Iterator[Page] = opened.read(scans(), TEXT)
+        next(pages)
+        assert len(taken) <= 8
+        pages.close()  # type: ignore[attr-defined] # a generator
+        assert opened._looker.open_answers == 0
+        assert [page.index for page in opened.read([scan(5)], TEXT)] == [5], "and it can be asked again"
+
+
+def test_its_bundle_is_known_for_a_reader(bundle: Bundle, tmp_path: Path) -> None:
+    with closing(open_reader(bundle.root, threads=1)) as opened:
+        check(opened, Ask(task="formula"))
+        assert isinstance(opened, ModelReader)
+    with pytest.raises(InputError, match="reads no pages; expected a bundle of HunyuanOCR"):
+        open_reader(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match="reads no pages"):
+        open_reader(tmp_path)
