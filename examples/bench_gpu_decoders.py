@@ -90,6 +90,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--python-tensorrt", default=sys.executable)
     parser.add_argument("--work", type=Path, default=Path("bench-decoders"))
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--peers", default=",".join(PEERS.values()), help="of these, with commas")
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--prompt", type=int, default=512)
@@ -112,7 +113,8 @@ def measured(name: str, path: str, options: argparse.Namespace) -> dict[str, Any
         folder = str(options.work / f"{name}.folder")
         if not Path(folder).is_dir():
             ran(options, ["-m", "gpu_bench.writers", "folder", path, folder], name)
-    peers = {REFERENCE: PEERS[REFERENCE]} if options.dry_run else PEERS
+    asked = [PEERS[REFERENCE]] if options.dry_run else [PEERS[REFERENCE], *options.peers.split(",")]
+    peers = {label: kind for label, kind in PEERS.items() if kind in asked}
     with ExitStack() as opened:
         contenders = []
         for label, kind in peers.items():

@@ -52,14 +52,21 @@ def test_a_family_runs_and_stays_near_fp32(
     engine = compiled(written.graph, Plan(profile=written.profile, level=1), tmp_path / "engine")
     with closing(backend("tensorrt").open(engine)) as session:
         for call in written.calls * 3:
-            near(session.run(call.feeds), call.expected, written)
+            near(session.run(call.feeds), call, written)
 
 
-def near(given: Feeds, expected: Feeds, written: family_graphs.Written) -> None:
-    """Each output is finite, and as far from fp32 as it may be at most."""
-    for name, values in expected.items():
+def near(given: Feeds, call: family_graphs.Call, written: family_graphs.Written) -> None:
+    """Each output is finite, and as far from fp32 as it may be at most where anybody sees it.
+
+    A padded token attends to nothing, and what it gives is anybody's guess: in fp16 -10,000 swallows its scores.
+    """
+    for name, values in call.expected.items():
         wanted, found = (np.asarray(each, np.float64) for each in (values, given[name]))
         assert np.isfinite(found).all(), f"{written.name}: {name}"
+        if name.startswith("present.") or name == "states_after":
+            places = 2 if name.startswith("present.") else 1
+            seen = call.feeds["attention_mask"][:, -wanted.shape[places] :].astype(bool)
+            wanted, found = (np.moveaxis(each, places, 1)[seen] for each in (wanted, found))
         error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
         assert error < written.limit, f"{written.name}: {name} is {error:.2g} off"
 
@@ -74,7 +81,7 @@ def test_a_decoder_reads_a_prompt_and_takes_a_step(
     engine = compiled(written.graph, Plan(profile=written.profile, level=LEVEL), tmp_path / "engine")
     with closing(backend("tensorrt").open(engine)) as session:
         for call in written.calls * 3:
-            near(session.run(call.feeds), call.expected, written)
+            near(session.run(call.feeds), call, written)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -118,7 +125,7 @@ def test_a_decoder_in_blocks_gives_the_logits_of_the_whole(
             engine = compiled(block.graph, Plan(profile=block.profile, level=LEVEL), tmp_path / str(index))
             sessions.append(opened.enter_context(closing(backend("tensorrt").open(engine))))
             for call in block.calls:
-                near(sessions[-1].run(call.feeds), call.expected, block)
+                near(sessions[-1].run(call.feeds), call, block)
         for call in whole.calls:
             given: dict[str, Any] = {}
             for block, session in zip(blocks, sessions, strict=True):
@@ -127,4 +134,4 @@ def test_a_decoder_in_blocks_gives_the_logits_of_the_whole(
                 feeds = {name: value for name, value in call.feeds.items() if name in own}
                 given.update(session.run({**feeds, **before}))
             given.pop("states_after")
-            near(given, call.expected, whole)
+            near(given, call, whole)

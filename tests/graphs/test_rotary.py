@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from alula.core.errors import CompileError, InputError
 from alula.graphs import rewrite
@@ -108,6 +111,37 @@ def test_a_row_of_300_in_fp16_is_the_weight(grow: Grower, run_graph: Runner) -> 
     np.testing.assert_allclose(given, np.tile(np.arange(8.0), (1, 4, 1)), rtol=2e-3)
     kinds = {node.outputs[0].dtype for node in lowered.graph if node.op_type == "ReduceMean"}
     assert kinds == {ir.DataType.FLOAT}
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 300.0, 2e4])
+def test_a_bounded_norm_is_right_where_all_of_it_is_fp16(size: float, bounded: bool, grow: Grower) -> None:
+    """As a region of TensorRT 8.6 counts it; without the bound squares are infinite, or nothing."""
+
+    def build(b: Any, x: ir.Value) -> Any:
+        return b.op("RMSNormalization", x, b.weight("scale", np.ones(8, np.float32)), epsilon=1e-6)
+
+    model = rewrite(grow(build, ROWS, ROWS), [DecomposeRms(bounded=bounded), LowerOpset(17)])
+    x = np.random.default_rng(0).standard_normal((1, 4, 8)) * size
+    expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    with np.errstate(over="ignore", invalid="ignore"):
+        (given,) = ReferenceEvaluator(in_fp16(model)).run(None, {"x": x.astype(np.float16)})
+    off = np.abs(np.asarray(given, np.float64) - expected).max()
+    right = bool(off < 4e-3)
+    assert right == (bounded or size in {0.0, 1.0}), off
+
+
+def in_fp16(model: ir.Model) -> onnx.ModelProto:
+    """Every float of a graph made fp16, casts and all."""
+    proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            halved = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(halved, tensor.name))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    del proto.graph.value_info[:]
+    return proto
 
 
 def test_norms_of_more_than_the_last_axis_are_refused(grow: Grower) -> None:
