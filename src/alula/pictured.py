@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from alula.codecs import Patcher, Patches, drawn_page, given_of
+from alula.codecs import Patcher, Patches, given_of, patches_of
 from alula.core.model import ModelSpec
 from alula.verify import Script
+from alula.verify.pages import drawn_page
 
 GRIDS: Sequence[tuple[tuple[int, int], ...]] = (
     ((8, 12),),
-    ((4, 26),),
-    ((12, 8), (4, 6)),
+    ((6, 26),),
+    ((12, 8), (8, 6)),
     ((30, 22),),
 )
 """Patches down and across of each image of a prompt: upright, long, two of different sizes, a page of some lines."""
@@ -47,5 +48,7 @@ def pictured(spec: ModelSpec, processor: Path, longest: int) -> list[Script]:
 
 
 def _page(patcher: Patcher, down: int, across: int, *, seed: int) -> Patches:
-    """A page of so many patches."""
-    return patcher.encode(drawn_page(across * patcher.patch, down * patcher.patch, seed=seed))
+    """A page of so many patches with words of digits on it."""
+    colours = drawn_page(np.random.default_rng(seed), down * patcher.patch, across * patcher.patch)
+    levels = np.round((colours.transpose(1, 2, 0) + 1) * 127.5).clip(0, 255).astype(np.uint8)
+    return patches_of(levels, patcher)

@@ -15,9 +15,11 @@ from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Plan, Session
 from alula.core.errors import CompileError
 from alula.core.graph import Graph
+from alula.core.machine import cpu_features
 from alula.core.model import ModelSpec
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
+from alula.engines import VISION
 from alula.evidence import Evidence, judge_all
 from alula.magnitudes import AS_IT_IS, Fitted
 from alula.prompted import Prompted
@@ -30,6 +32,9 @@ GAIN = 1.03
 """A lower precision must surely be this many times as fast, or it is left: it costs accuracy, and less is noise."""
 
 NO_LAYERS: frozenset[str] = frozenset()
+
+BF16 = frozenset({"amx_bf16", "avx512_bf16"})
+"""Features of a CPU that computes in bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +106,8 @@ class Workshop:
             of = "" if len(self.spec.parts) == 1 else f" of the {part.name}"
             with progress.phase(f"write the {precision} graph{of}"):
                 path = self.draft.graph_path(part.name, precision)
-                graph = graphs.save(self.written(part.name, precision, keep), path, precision)
+                own = self.precision_of(part.name, precision)
+                graph = graphs.save(self.written(part.name, own, keep), path, own)
             with progress.phase(f"compile {precision}{of} for {self.backend.target}") as note:
                 folder = self.draft.engine_path(part.name, f"{self.backend.name}.{precision}")
                 try:
@@ -116,6 +122,16 @@ class Workshop:
             checks=(),
             kept=tuple(sorted(keep | self._beyond(precision))),
         )
+
+    def precision_of(self, part: str, precision: str) -> str:
+        """What one part of a model is written in.
+
+        Weights of few bits are read faster, and what turns images into tokens is bound by its products: bf16 makes
+        those faster where the CPU has them. One layer of HunyuanOCR's vision part over 1,600 patches, OpenVINO on two
+        threads of a Zen 5, medians of 5 interleaved: 246 ms in fp32, 249 in int8-weights, 143 in bf16.
+        """
+        seeing = part == VISION and precision.endswith("-weights") and self.backend.name == "openvino"
+        return "bf16" if seeing and BF16.intersection(cpu_features()) else precision
 
     def written(self, part: str, precision: str, keep: frozenset[str]) -> graphs.Model:
         """The graph of one part of the checkpoint with this precision in it, as the engine runs it best."""

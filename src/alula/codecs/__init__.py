@@ -5,7 +5,6 @@ from alula.codecs.by_task import ImagesCodec, images_codec
 from alula.codecs.chat import ChatTemplate
 from alula.codecs.classes import Scored, classes, relevance
 from alula.codecs.detection import Box, DetectionCodec, Page, draw_boxes
-from alula.codecs.drawn import drawn_page
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import ImagePart, Message, Parts, messages_of, tools_of
@@ -59,7 +58,6 @@ __all__ = [
     "decode_sheet",
     "denoised",
     "draw_boxes",
-    "drawn_page",
     "each_image",
     "entities",
     "fit",

@@ -62,13 +62,13 @@ def _shown(part: str | ImagePart) -> dict[str, str]:
     return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
-def messages_of(raw: Any) -> tuple[Message, ...]:
-    """The messages in a JSON body; there must be one."""
+def messages_of(raw: Any, *, images: bool = False) -> tuple[Message, ...]:
+    """The messages in a JSON body; there must be one. Parts of type image_url are taken where `images` are read."""
     if not isinstance(raw, list):
         raise InputError(f"messages is {_name(raw)}, expected a list of messages")
     if not raw:
         raise InputError("messages is empty, expected at least one message")
-    return tuple(_message(item, f"messages[{at}]") for at, item in enumerate(raw))
+    return tuple(_message(item, f"messages[{at}]", images=images) for at, item in enumerate(raw))
 
 
 def tools_of(raw: Any) -> tuple[Mapping[str, Any], ...] | None:
@@ -82,7 +82,7 @@ def tools_of(raw: Any) -> tuple[Mapping[str, Any], ...] | None:
     return tuple(raw)
 
 
-def _message(raw: Any, where: str) -> Message:
+def _message(raw: Any, where: str, *, images: bool) -> Message:
     if not isinstance(raw, dict):
         raise InputError(f"{where} is {_name(raw)}, expected an object with role and content")
     given = {key: value for key, value in raw.items() if value is not None}
@@ -96,28 +96,39 @@ def _message(raw: Any, where: str) -> Message:
         raise InputError(f"{where}.content is missing, expected a string or a list of parts")
     return Message(
         role=role,
-        content=None if content is None else _content(content, f"{where}.content"),
+        content=None if content is None else _content(content, f"{where}.content", images=images),
         more=given | ({"tool_calls": calls} if calls else {}),
     )
 
 
-def _content(raw: Any, where: str) -> str | tuple[str, ...]:
+def _content(raw: Any, where: str, *, images: bool) -> str | Parts:
     if isinstance(raw, str):
         return _text(raw, where)
     if not isinstance(raw, list):
         raise InputError(f"{where} is {_name(raw)}, expected a string or a list of parts")
-    return tuple(_part(item, f"{where}[{at}]") for at, item in enumerate(raw))
+    return tuple(_part(item, f"{where}[{at}]", images=images) for at, item in enumerate(raw))
 
 
-def _part(raw: Any, where: str) -> str:
+def _part(raw: Any, where: str, *, images: bool) -> str | ImagePart:
     if not isinstance(raw, dict):
         raise InputError(f"{where} is {_name(raw)}, expected an object with type and text")
+    if images and raw.get("type") == "image_url":
+        return _image(raw.get("image_url"), f"{where}.image_url")
     if raw.get("type") != "text":
         kind = repr(raw["type"]) if "type" in raw else "missing"
-        raise InputError(f"{where}.type is {kind}, expected 'text', which is all that this model reads")
+        taken = "'text' or 'image_url'" if images else "'text', which is all that this model reads"
+        raise InputError(f"{where}.type is {kind}, expected {taken}")
     if not isinstance(raw.get("text"), str):
         raise InputError(f"{where}.text is {_name(raw.get('text'))}, expected a string")
     return _text(raw["text"], f"{where}.text")
+
+
+def _image(raw: Any, where: str) -> ImagePart:
+    """OpenAI's object, whose `detail` asks for nothing that could be done here, or the URL itself."""
+    url = raw.get("url") if isinstance(raw, dict) else raw
+    if not isinstance(url, str) or not url:
+        raise InputError(f"{where} has no url, expected an object with a data URL: data:image/png;base64,...")
+    return ImagePart(url=url)
 
 
 def _calls(raw: Any, where: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from alula.codecs.patches import Patcher, Patches
 from alula.codecs.pictures import as_rgb
 from alula.codecs.places import places_of
 from alula.core.decoding import IMAGE_AT, PATCHES, PLACES
-from alula.core.errors import InputError
+from alula.core.errors import InputError, MissingExtraError
 from alula.core.tensor import Feeds
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ def patches_of(image: Seen, patcher: Patcher) -> Patches:
     if not isinstance(image, np.ndarray):
         return patcher.encode(as_rgb(image))
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size:
-        from PIL import Image as pillow  # noqa: PLC0415, N813 - texts are served without Pillow
-
+        try:
+            from PIL import Image as pillow  # noqa: PLC0415, N813 - texts are served without Pillow
+        except ImportError as error:
+            raise MissingExtraError("reading images", "images") from error
         return patcher.encode(pillow.fromarray(image))
     cut = image.dtype == np.float32 and image.ndim == 3 and image.shape[2] == patcher.features
     if cut and image.size and not any(side % patcher.merge for side in image.shape[:2]):

@@ -17,6 +17,7 @@ from alula.core.memory import free_bytes
 __all__ = [
     "BACKENDS",
     "TARGETS",
+    "VISION",
     "backend",
     "cache_cost",
     "extra_of",

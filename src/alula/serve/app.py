@@ -44,6 +44,9 @@ ANSWERS: dict[str, Answer] = {
 UPLOADS = frozenset({"/predict"})
 """Where a body may hold images as they are."""
 
+SHOWN = frozenset({"/v1/chat/completions"})
+"""Where a body may hold images in its JSON."""
+
 
 def application(server: Server) -> ASGIApp:
     """Everything that is served over HTTP."""
@@ -83,7 +86,7 @@ def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Aw
         with server.bodies.held() as take:
             try:
                 server.gate.refuse_unless_open()
-                limit = server.largest_upload if uploads else server.options.max_body_bytes
+                limit = server.largest_upload if uploads else server.largest_body(shown=path in SHOWN)
                 reading = bodies.read(request, limit, take)
                 body = await server.gate.arrived(reading, server.options.body_timeout_s)
                 server.gate.enter()

@@ -14,6 +14,7 @@ from alula.serve import bodies
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Refused
+from alula.serve.uploads import image_at
 from alula.serve.writer import CHATS, Writer
 
 MOST_ANSWERS = 128
@@ -23,6 +24,9 @@ MOST_STOP_CHARACTERS = 1_000
 """Of one stop string. A longer one would hold back as much of every answer."""
 
 MESSAGE_CHARACTERS = 20
+
+IMAGE_CHARACTERS = 2_000
+"""What a place for an image, which becomes some hundred tokens, is beside the characters of a text."""
 
 SAMPLING = (
     "temperature",
@@ -83,15 +87,19 @@ class Asked:
 async def chat(catalogue: Catalogue, fields: Fields) -> Asked:
     """`POST /v1/chat/completions`."""
     writer = catalogue.pick(Writer, CHATS, fields.maybe("model", str))
-    messages = messages_of(fields.any("messages"))
+    messages = messages_of(fields.any("messages"), images=writer.spec.sees)
     body = fields.some((*SAMPLING, "max_completion_tokens", "top_logprobs"))
     body["logprobs"] = fields.get("logprobs", bool, default=False)
     variables = fields.maybe("chat_template_kwargs", dict)
     count, stream, include_usage = _shape(fields)
     writer.refuse_unless_room(count)
+    shown = [part for message in messages for part in message.images]
+    images = await writer.looked(
+        [image_at(part.url, f"image {at}") for at, part in enumerate(shown, start=1)]
+    )
 
     def make() -> Request:
-        return writer.prompts.rendered(writer.prompts.render(messages, variables=variables), body)
+        return writer.prompts.rendered(writer.prompts.render(messages, variables=variables), body, images)
 
     request = _checked(await writer.made(sum(_length(message.content) for message in messages), make), writer)
     return Asked(
@@ -196,4 +204,6 @@ def _length(content: str | Parts | None) -> int:
     """What a message is to a template: its characters, and something for being one."""
     if content is None or isinstance(content, str):
         return MESSAGE_CHARACTERS + len(content or "")
-    return sum(MESSAGE_CHARACTERS + len(part if isinstance(part, str) else part.url) for part in content)
+    return sum(
+        MESSAGE_CHARACTERS + len(part) if isinstance(part, str) else IMAGE_CHARACTERS for part in content
+    )

@@ -57,7 +57,8 @@ CHAT: dict[str, dict[str, Any]] = {
         "type": "array",
         "minItems": 1,
         "items": OBJECT,
-        "description": "role (system, user, assistant ...) and content: a text, or parts of type text",
+        "description": "role (system, user, assistant ...) and content: a text, or parts of type text; of models that "
+        "read images also of type image_url, whose url is a data URL in base64",
     },
     **COMMON,
     "max_completion_tokens": _count(1, "the newer word for max_tokens"),

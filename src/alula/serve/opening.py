@@ -26,6 +26,9 @@ PART = "encoder"
 ALIKE = 0.98
 ALIKE_CALIBRATED = 0.95
 
+_IDS = frozenset({"prompt", "follow", "source"})
+"""What every stored script has; with images there is more."""
+
 TOP = 20
 APART = 1.5
 """In nats, of a model that writes."""
@@ -88,14 +91,23 @@ def prove(session: Session, stored: Stored, part: Part, root: Path, least: float
 
 
 def prove_writing(generator: Generator, stored: Stored, root: Path) -> None:
-    """Have the shortest stored prompt gone on with, and compare how sure of which tokens the model is.
+    """Have the shortest stored prompt gone on with, and the shortest with images where there is one.
+
+    What is compared is how sure the model is of which tokens.
 
     Two tokens, since the second one needs what the first has left in the cache; a bias makes the first one that of
     the reference, and log-probabilities are of logits that no bias has touched.
     """
     if not stored.feeds:
         raise EngineError(f"{root}: no stored sample to try the engine with; build the bundle again")
-    at = min(range(len(stored.feeds)), key=lambda at: sum(array.size for array in stored.feeds[at].values()))
+    sizes = [sum(array.size for array in feeds.values()) for feeds in stored.feeds]
+    for kind in (False, True):
+        alike = [at for at, feeds in enumerate(stored.feeds) if (set(feeds) > _IDS) == kind]
+        if alike:
+            _prove_prompt(generator, stored, min(alike, key=sizes.__getitem__), root)
+
+
+def _prove_prompt(generator: Generator, stored: Stored, at: int, root: Path) -> None:
     prompt, follow, source = (
         tuple(map(int, stored.feeds[at][name])) for name in ("prompt", "follow", "source")
     )
@@ -104,6 +116,7 @@ def prove_writing(generator: Generator, stored: Stored, root: Path) -> None:
     request = Request(
         prompt=prompt,
         source=source,
+        seen={name: array for name, array in stored.feeds[at].items() if name not in _IDS},
         sampling=Sampling(
             temperature=0, logprobs=TOP, logit_bias=tuple((token, 100) for token in follow[:1])
         ),

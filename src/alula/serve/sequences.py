@@ -15,6 +15,9 @@ from alula.serve.wire import Kind, Message
 PIECES_PER_MESSAGE = 128
 """With twenty alternatives to every token, this many pieces are a tenth of what a message may hold."""
 
+SEEN = "seen/"
+"""Before the names of what a sequence with images is started with."""
+
 CANCELLED = "the answer was cancelled"
 
 
@@ -39,6 +42,7 @@ def asking(number: int, model: int, request: Request, within_s: float) -> Messag
         "end_tokens": np.array(stopping.pop("end_tokens"), dtype=np.int64),
         "biased": np.array([token for token, _ in bias], dtype=np.int64),
         "bias": np.array([value for _, value in bias], dtype=np.float64),
+        **{f"{SEEN}{name}": array for name, array in request.seen.items()},
     }
     meta = {"model": model, "sampling": sampling, "stopping": stopping, "within_s": within_s}
     return Message(kind=Kind.GENERATE, number=number, meta=meta, arrays=arrays)
@@ -52,6 +56,7 @@ def asked(message: Message) -> tuple[Request, float]:
     request = Request(
         prompt=tuple(arrays["prompt"].tolist()),
         source=tuple(arrays["source"].tolist()),
+        seen={name[len(SEEN) :]: array for name, array in arrays.items() if name.startswith(SEEN)},
         sampling=Sampling(**meta["sampling"], logit_bias=tuple(bias)),
         stopping=Stopping(**stopping, end_tokens=tuple(arrays["end_tokens"].tolist())),
     )

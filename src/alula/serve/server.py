@@ -144,6 +144,11 @@ class Server:
         reads = any(isinstance(service, Uploaded) for service in self.catalogue.services)
         return max(self.options.max_body_bytes, self.options.max_image_bytes if reads else 0)
 
+    def largest_body(self, *, shown: bool) -> int:
+        """The same of a body of JSON, in which images are `shown` to models that write."""
+        sees = shown and any(isinstance(each, Writer) and each.spec.sees for each in self.catalogue.services)
+        return max(self.options.max_body_bytes, self.options.max_image_bytes if sees else 0)
+
     def _loads(self) -> dict[str, Load]:
         """How much each model that writes has to do."""
         return {

@@ -63,6 +63,11 @@ def images(value: Any) -> tuple[list[Upload], bool]:
     return [_image(value, "inputs")], False
 
 
+def image_at(url: str, where: str) -> Upload:
+    """The image in a data URL, or in base64 alone."""
+    return _image(url, where)
+
+
 def _image(value: Any, where: str) -> Upload:
     if isinstance(value, Upload):
         return value

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from itertools import takewhile
 from time import monotonic
 from typing import Any, TypeVar
 
 from alula.bundles import Bundle
+from alula.codecs import Patches, decode
 from alula.core.errors import AlulaError, EngineError, Overloaded
 from alula.generate import Piece, Request
 from alula.prompting import Prompts
@@ -19,11 +21,18 @@ from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
 from alula.serve.streams import Stream
 from alula.serve.supervisor import Supervisor
+from alula.serve.uploads import Upload
 
 T = TypeVar("T")
 
 CHATS = ("text-generation",)
 """Tasks whose models take messages, if their checkpoints say how."""
+
+DECODERS = 2
+"""Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
+
+MOST_SEEN_BYTES = 1 << 30
+"""Of images cut up, for all answers of a model that are written or wait: a page of 2048 x 2048 has 50 MB."""
 
 INLINE_CHARACTERS = 2_000
 """Longer prompts are tokenised in a thread, so that what is streamed does not stall meanwhile."""
@@ -42,6 +51,8 @@ class Writer:
         self._supervisor = supervisor
         self._options = options
         self._metrics = metrics
+        self._seen: dict[Stream, int] = {}
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
 
     @property
     def name(self) -> str:
@@ -67,6 +78,25 @@ class Writer:
         self.prompts = self.prompts.within(self._supervisor.holds[self._model])
         return contextlib.nullcontext()
 
+    async def looked(self, images: Sequence[Upload]) -> list[Patches]:
+        """Images as the model reads them, each held to its limit before it is decoded."""
+        if len(images) > self._options.max_client_batch:
+            raise Refused(
+                f"{len(images)} images in one request; the limit is {self._options.max_client_batch}",
+                status=413,
+            )
+        loop = asyncio.get_running_loop()
+        decoding = [loop.run_in_executor(self._decoders, self._cut_up, image) for image in images]
+        try:
+            return [await each for each in decoding]
+        finally:
+            for each in decoding:
+                each.cancel()
+
+    def _cut_up(self, image: Upload) -> Patches:
+        page = decode(image.content, image.name, most_pixels=self._options.max_image_pixels)
+        return self.prompts.patches(page)
+
     async def made(self, characters: int, make: Callable[[], T]) -> T:
         """What is made of so many characters, in a thread if they are many."""
         if characters <= INLINE_CHARACTERS:
@@ -88,14 +118,22 @@ class Writer:
     async def write(self, requests: Sequence[Request]) -> Answers:
         """Put answers in the line, all of them or none; whoever has them must close them at last."""
         self.refuse_unless_room(len(requests))
+        size = sum(array.nbytes for request in requests for array in request.seen.values())
+        if size and size + (held := sum(self._seen.values())) > MOST_SEEN_BYTES:
+            raise Overloaded(
+                f"images of {held} bytes are being read or wait, and {MOST_SEEN_BYTES} is the limit; "
+                f"these have {size}"
+            )
         within_s = self._options.answer_timeout_s
         until = monotonic() + within_s
         seen = _Seen(self._metrics, self.name, len(requests))
         stream = await self._supervisor.write(self._model, requests, within_s, seen.piece)
+        self._seen[stream] = size
         self._metrics.prompts(self.name, sum(request.read for request in requests))
         return Answers(stream, until, within_s, self._close)
 
     def _close(self, stream: Stream) -> None:
+        self._seen.pop(stream, None)
         if count := self._supervisor.leave(stream):
             self._metrics.cancelled(self.name, count)
 
