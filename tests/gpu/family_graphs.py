@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from family_cases import Case
 
 PRECISIONS = ("fp32", "fp16", "int8")
-DECODERS = ("decoder", "t5-encoder", "t5-cross", "t5-decoder")
+DECODERS = ("decoder", "t5-encoder", "t5-cross", "t5-decoder", "wide-encoder", "wide-cross", "wide-decoder")
 BLOCKS = tuple(f"decoder-{first}" for first in range(0, 12, 6))
 """A decoder whole and in blocks, in the order in which one gives states to the next."""
 
@@ -39,6 +39,17 @@ PROFILE = Profile(
         "answers": Range(1, 1, 16),
     }
 )
+WIDE = Profile(
+    {
+        "batch": Range(1, 1, 8),
+        "length": Range(1, 1, 1),
+        "past": Range(64, 512, 2048),
+        "total": Range(65, 513, 2049),
+        "source": Range(1, 128, 512),
+        "answers": Range(1, 1, 1),
+    }
+)
+"""As a build has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +73,8 @@ class Written:
     def profile(self) -> Profile:
         """The axes that the graph has."""
         axes = {str(d) for spec in self.graph.inputs for d in spec.shape if isinstance(d, str)}
-        return Profile({axis: PROFILE.axes[axis] for axis in sorted(axes)})
+        sizes = WIDE if self.name.startswith("wide-") else PROFILE
+        return Profile({axis: sizes.axes[axis] for axis in sorted(axes)})
 
 
 def write_all(to: Path) -> None:

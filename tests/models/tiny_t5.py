@@ -36,7 +36,9 @@ SIZES: Mapping[str, Any] = {
 PARTS = ("encoder", "cross", "decoder")
 
 
-def checkpoint(to: Path, kind: str = "t5", *, tied: bool = True, seed: int = 0, **settings: Any) -> Path:
+def checkpoint(
+    to: Path, kind: str = "t5", *, tied: bool = True, seed: int = 0, noise: float = 0.1, **settings: Any
+) -> Path:
     """A folder as the hub has it: what is tied is stored once, and config.json says whether it is."""
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **settings, "tie_word_embeddings": tied})
     torch.manual_seed(seed)
@@ -47,7 +49,7 @@ def checkpoint(to: Path, kind: str = "t5", *, tied: bool = True, seed: int = 0, 
     if not tied:
         state["lm_head.weight"] = torch.randn_like(state["shared.weight"]) * 0.3
     for name, value in state.items():
-        value.add_(torch.randn_like(value) * (1.0 if "relative" in name else 0.1))
+        value.add_(torch.randn_like(value) * (1.0 if "relative" in name else noise))
     config.architectures = [type(model).__name__]
     config.save_pretrained(to)
     save_file(state, to / "model.safetensors", metadata={"format": "pt"})
