@@ -88,19 +88,30 @@ class Plan:
     def batch(self, number: int, progress: float) -> Batch:
         """Batch `number` at a time of the training; the same for the same arguments."""
         rng = random.Random(f"{self.seed}:batch:{number}")
-        stage = stage_at(0 if self.pages else progress)
-        kind = rng.choices(range(len(SHAPES)), stage.shapes)[0]
-        shape = SHAPES[kind][0] if self.pages else rng.choice(SHAPES[kind])
-        count = min(self.rows, max(1, self.patches // (shape[0] * shape[1] // 256)))
-        numbers = [number * self.rows + each for each in range(count)]
-        if self.pages:
-            numbers = [each % self.pages for each in numbers]
-        fonts = _fonts(self.fonts)
-        drawn = [
-            render(each, seed=self.seed, fonts=fonts, shape=shape, shares=stage.shares, budget=BUDGETS[kind])
-            for each in numbers
-        ]
+        if self.pages is not None:
+            count = min(self.rows, self.pages)
+            drawn = self.by_heart([(number * count + each) % self.pages for each in range(count)])
+        else:
+            stage = stage_at(progress)
+            kind = rng.choices(range(len(SHAPES)), stage.shapes)[0]
+            shape = rng.choice(SHAPES[kind])
+            count = min(self.rows, max(1, self.patches // (shape[0] * shape[1] // 256)))
+            numbers = [number * self.rows + each for each in range(count)]
+            drawn = self._drawn(numbers, shape, stage.shares, BUDGETS[kind])
         return joined(drawn, [rng.random() < _WITHOUT_SYSTEM for _ in drawn])
+
+    def by_heart(self, numbers: Sequence[int]) -> list[Page]:
+        """Small pages, as the first stage has them."""
+        return self._drawn(numbers, SMALL[0], STAGES[0].shares, BUDGETS[0])
+
+    def _drawn(
+        self, numbers: Sequence[int], shape: Shape, shares: Mapping[str, float], budget: int
+    ) -> list[Page]:
+        fonts = _fonts(self.fonts)
+        return [
+            render(number, seed=self.seed, fonts=fonts, shape=shape, shares=shares, budget=budget)
+            for number in numbers
+        ]
 
 
 @cache

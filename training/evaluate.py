@@ -19,25 +19,18 @@ import torch
 from training.fonts import Fonts
 from training.model import made
 from training.reading import answers
-from training.render import LARGE, SMALL, Page, render
+from training.render import LARGE, Page, Shape, render
 
 HELD_SEED = 1_000_003
 """Pages that judge are of a stream of their own, besides having fonts of their own."""
 _TAIL = re.compile(r"\((\d+),(\d+)\),\((\d+),(\d+)\)")
 
 
-def held_pages(fonts: Path, count: int, *, learned: bool = False, seed: int = 0) -> list[Page]:
-    """Full pages in held-out fonts; or, to see whether they were learned by heart, the first of a training."""
-    if learned:
-        opened = Fonts.open(fonts, held=False)
-        shares = {"text": 0.85, "spotting": 0.15}
-        return [
-            render(number, seed=seed, fonts=opened, shape=SMALL[0], shares=shares, budget=60)
-            for number in range(count)
-        ]
+def held_pages(fonts: Path, count: int, shapes: Sequence[Shape] = LARGE) -> list[Page]:
+    """Full pages in held-out fonts, always the same ones."""
     opened = Fonts.open(fonts, held=True)
     return [
-        render(number, seed=HELD_SEED, fonts=opened, shape=LARGE[number % len(LARGE)])
+        render(number, seed=HELD_SEED, fonts=opened, shape=shapes[number % len(shapes)])
         for number in range(count)
     ]
 

@@ -128,14 +128,18 @@ def _groups(*modules: nn.Module) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
 
 
+def plan_of(given: argparse.Namespace) -> Plan:
+    """What the pages of this training are drawn from."""
+    return Plan(
+        seed=given.seed, fonts=given.fonts, patches=given.patches, rows=given.rows, pages=given.overfit
+    )
+
+
 def run(training: Training, given: argparse.Namespace) -> None:
     """Learn until the minutes of this piece or all steps are over, and save."""
     progress = multiprocessing.Value("d", _progress(training, given))
-    plan = Plan(
-        seed=given.seed, fonts=given.fonts, patches=given.patches, rows=given.rows, pages=given.overfit
-    )
     batches = drawn_ahead(
-        plan,
+        plan_of(given),
         Span(first=training.step, steps=given.steps),
         progress,
         workers=given.workers,
@@ -216,7 +220,11 @@ def _over(training: Training, given: argparse.Namespace) -> bool:
 def _judge(training: Training, given: argparse.Namespace, log: Log) -> None:
     """Read pages in fonts that training does not see, or those that are learned by heart; not part of its time."""
     began = time.monotonic()
-    pages = held_pages(given.fonts, given.judge_pages, learned=given.overfit is not None, seed=given.seed)
+    if given.overfit is None:
+        # Of one shape, so that they are read together.
+        pages = held_pages(given.fonts, given.judge_pages, shapes=((640, 640),))
+    else:
+        pages = plan_of(given).by_heart(range(given.overfit))
     with autocast(training.device):
         found = scores(training.model, pages)
     row = {f"cer_{task}": values["cer"] for task, values in found.items()}
@@ -244,7 +252,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--patches", type=int, default=131072, help="patches of a batch at most")
     parser.add_argument("--rows", type=int, default=256, help="pages of a batch at most")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--judge", type=float, default=1.5, help="minutes between readings of held-out pages")
+    parser.add_argument("--judge", type=float, default=2.0, help="minutes between readings of held-out pages")
     parser.add_argument("--judge-pages", type=int, default=42)
     parser.add_argument("--save", type=float, default=2.0, help="minutes between checkpoints")
     parser.add_argument("--log", type=int, default=50, help="steps between lines")
