@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pypdfium2
 import pytest
 from clips import BarReader, Cue, clip
@@ -214,6 +215,24 @@ def test_subtitles_of_a_video(
     ):
         assert run(*words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_boxes_are_drawn_on_the_pages(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doc.pdf", "--task", "spotting", "-o", "out", "--draw", "--pages", "2-") == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "doc-2.jpg", "doc-3.jpg", "doc.json"]
+    picture = np.asarray(Image.open("out/doc-3.jpg").convert("RGB")).astype(int)
+    assert picture.shape == (300, 200, 3)
+    red = (picture[..., 0] - picture[..., 1] > 60).nonzero()
+    assert (red[0].max(), red[1].max()) == pytest.approx((30, 3), abs=2)
+    assert run("doc.pdf", "--draw") == 2
+    assert "--draw writes pages beside their results" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_file(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("model", "one.png") == 2
+    said = capsys.readouterr()
+    assert "model is a folder; name the files in it, such as model/*.png" in said.err
+    assert said.out == "3 dark pixels\n"
 
 
 def test_one_file_may_go_to_a_file(run: Any) -> None:

@@ -21,7 +21,7 @@ from alula.core.progress import Note, Progress, Silent
 from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking, kind_of
-from alula.ocr.output import FORMATS, Log, asked, places, usual_format, writing
+from alula.ocr.output import FORMATS, Log, asked, draw, places, usual_format, writing
 from alula.ocr.pool import taken
 from alula.ocr.reader import MAX_TOKENS
 from alula.ocr.stream import Done, read_pages
@@ -85,6 +85,9 @@ def ocr(
     output: Path | None = typer.Option(
         None, "--output", "-o", help="A folder for the results, or for one file's a file.", show_default=False
     ),
+    boxes: bool = typer.Option(
+        False, "--draw", help="Also write each page with its boxes, as NAME-PAGE.jpg beside its result."
+    ),
     again: bool = typer.Option(
         False, "--again", help="Read files whose results are in the folder already, too."
     ),
@@ -118,6 +121,8 @@ def ocr(
     )
     if as_json and output is None:
         raise InputError("--json says what came of each file; the results themselves need a place: -o FOLDER")
+    if boxes and (output is None or videos):
+        raise InputError("--draw writes pages beside their results: give images or PDFs, and -o FOLDER")
     goals = dict(zip(files, places(files, output, form), strict=True))
     shown = Phases() if output is not None or not sys.stdout.isatty() else Silent()
     with shown.phase("load the model"):
@@ -125,11 +130,18 @@ def ocr(
     with closing(reader):
         check(reader, ask)
         run = _Run(
-            reader=reader, ask=ask, form=form, selection=selection, taking=taking, goals=goals, videos=videos
+            reader=reader,
+            ask=ask,
+            form=form,
+            selection=selection,
+            taking=taking,
+            goals=goals,
+            videos=videos,
+            boxes=boxes,
         )
         log = None
         if output is not None and output.is_dir():
-            log = Log(output, asked(model, asdict(ask), form, asdict(selection), _seen(taking)))
+            log = Log(output, asked(model, asdict(ask), form, asdict(selection), _seen(taking), boxes))
         order = {source: at for at, source in enumerate(goals)}
         summaries = sorted(
             run.all(log, again=again, jobs=jobs or usual_jobs(), shown=shown),
@@ -168,6 +180,7 @@ class _Run:
     taking: Taking
     goals: dict[str, Path | None]
     videos: frozenset[str]
+    boxes: bool
 
     def all(self, log: Log | None, *, again: bool, jobs: int, shown: Progress) -> Iterator[Summary]:
         """Every file in order, those first whose results are there already."""
@@ -212,6 +225,8 @@ class _Run:
                 for each in done:
                     writer.add(each.page, each.scan)
                     summary.pages += 1
+                    if self.boxes and goal is not None and each.scan is not None:
+                        draw(each.page, each.scan, goal)
         return summary
 
 

@@ -16,6 +16,7 @@ from alula.codecs.pictures import (
     decode,
     decode_sheet,
     denoised,
+    outlined,
     straightened,
     to_jpeg,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "given_of",
     "images_codec",
     "messages_of",
+    "outlined",
     "patches_of",
     "places_of",
     "read_config",

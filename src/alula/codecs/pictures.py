@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,20 @@ def to_jpeg(pixels: NDArray[np.uint8]) -> bytes:
     file = io.BytesIO()
     pillow.fromarray(pixels).save(file, "JPEG", quality=_JPEG_QUALITY)
     return file.getvalue()
+
+
+def outlined(
+    pixels: NDArray[np.uint8], outlines: Sequence[Sequence[tuple[float, float]]]
+) -> NDArray[np.uint8]:
+    """A page with lines in red around what was found on it."""
+    from PIL import Image as pillow  # noqa: PLC0415, N813
+    from PIL import ImageDraw  # noqa: PLC0415
+
+    picture = pillow.fromarray(pixels)
+    drawing = ImageDraw.Draw(picture)
+    for outline in outlines:
+        drawing.polygon(list(outline), outline=(220, 0, 0), width=2)
+    return np.array(picture)
 
 
 def straightened(pixels: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:

@@ -111,6 +111,10 @@ class Files:
 
     def count(self, source: str) -> int:
         """How many pages a file has, or pictures a video."""
+        if Path(source).is_dir():
+            raise InputError(
+                f"{source} is a folder; name the files in it, such as {source.rstrip('/')}/*.png"
+            )
         if not Path(source).is_file():
             raise InputError(f"{source}: there is no such file")
         opened = self._opened(source)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from alula.codecs import to_jpeg
+from alula.codecs import outlined, to_jpeg
 from alula.core.errors import InputError
 from alula.documents import TEXT_FORMATS, Page, Scan, SearchablePdf, Task, TextFormat
 
@@ -113,6 +113,18 @@ def writing(to: Path | None, form: str, source: str, task: Task) -> Iterator[Wri
                 writer = TextWriter(text, TEXT_FORMATS[form], source, task)
                 yield writer
                 writer.finish()
+        aside.replace(to)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def draw(page: Page, scan: Scan, beside: Path) -> None:
+    """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.jpg`."""
+    to = beside.with_name(f"{beside.stem}-{page.index + 1}.jpg")
+    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+    boxes = [block.box for block in page.blocks if block.box is not None]
+    try:
+        aside.write_bytes(to_jpeg(outlined(scan.pixels, boxes)))
         aside.replace(to)
     finally:
         aside.unlink(missing_ok=True)
