@@ -36,6 +36,21 @@ REPORTS = {
     "a calibrator leaves a rest of samples out": "Adlik/Adlik#534",
     "a recogniser loses what it reads in int8": "OpenPPL/ppq#419",
     "a recogniser gives NaN in int8": "NVIDIA/TensorRT#2490",
+    "a photograph lies on its side": "sgl-project/sglang#33464",
+    "sixteen bits become white": "unslothai/unsloth#10094",
+    "inks are taken for colours": "python-pillow/Pillow#2564",
+    "text on nothing becomes black on black": "tesseract-ocr/tesseract#369",
+    "pages and pictures behind the first": "tesseract-ocr/tesseract#3369",
+    "a vast raster in a small file": "vllm-project/vllm#47010",
+    "slivers": "PaddlePaddle/PaddleX#5087",
+    "one image that is cut off stalls all": "rom1504/clip-retrieval#257",
+    "a locked PDF": "jztan/pdf-mcp#59",
+    "a page without a size": "pymupdf/PyMuPDF#3663",
+    "all pages are rendered before the first is read": "xberg-io/xberg#576",
+    "a page is turned twice": "Unstructured-IO/unstructured-inference#514",
+    "boxes are thousandths": "Tencent-Hunyuan/HunyuanOCR#76",
+    "an answer of coordinates alone": "Tencent-Hunyuan/HunyuanOCR#118",
+    "honest repetition": "xberg-io/xberg#1704",
 }
 
 

@@ -228,6 +228,27 @@ def test_boxes_are_drawn_on_the_pages(run: Any, capsys: pytest.CaptureFixture[st
     assert "--draw writes pages beside their results" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["json", "html", "pdf"])
+def test_slivers_are_pages_too(run: Any, form: str) -> None:
+    """S31, PaddlePaddle/PaddleX#5087: thin crops ended in errors of factors, tokens or channels."""
+    sizes = [(1000, 1), (313, 1), (1, 1), (28, 26), (201, 1), (1, 900), (690, 15420)]
+    files = []
+    for width, height in sizes:
+        files.append(f"{width}x{height}.png")
+        Image.new("RGB", (width, height), (200, 200, 200)).save(files[-1])
+    assert run(*files, "-o", "out", "--format", form, "--task", "spotting") == 0
+    for file, size in zip(files, sizes, strict=True):
+        result = Path("out") / f"{Path(file).stem}.{form}"
+        if form == "json":
+            (page,) = json.loads(result.read_text())["pages"]
+            assert (page["width"], page["height"]) == size
+        elif form == "pdf":
+            width, height = pypdfium2.PdfDocument(result)[0].get_size()
+            assert width / height == pytest.approx(size[0] / size[1], rel=0.01)
+        else:
+            assert f'viewBox="0 0 {size[0]} {size[1]}"' in result.read_text()
+
+
 def test_a_folder_is_no_file(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("model", "one.png") == 2
     said = capsys.readouterr()

@@ -92,3 +92,12 @@ def test_slivers_are_measured_too(shape: tuple[int, int]) -> None:
     assert measured(np.full((*shape, 3), 255, np.uint8)).skew is None
     chance = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
     notices_of(measured(chance))
+
+
+def test_a_vast_page_is_measured_like_another() -> None:
+    clean = sheet(6, 48, (3300, 3100))
+    sharp, lost = measured(clean), measured(blurred(clean, 14))
+    assert notices_of(sharp) == ()
+    assert sharp.height == pytest.approx(35, abs=6)
+    assert lost.unreadable
+    assert codes(noisy(clean, 14)) == ["noisy"]

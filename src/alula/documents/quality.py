@@ -16,6 +16,7 @@ Grey: TypeAlias = NDArray[np.uint8]
 """Height, width; 0 is black."""
 
 _LEVELS = 256
+_MOST_PIXELS = 10_000_000
 _MOST_EDGES, _MOST_ROWS = 20_000, 500
 _EDGE_REACH = 12
 _LEAST_EDGES = 40
@@ -114,7 +115,9 @@ def _way(skew: float) -> str:
 
 def measured(pixels: Pixels) -> Quality:
     """The quality of a page (height, width, colour)."""
-    grey = to_grey(pixels)
+    # Of a vast page some of its pixels are enough, and a band for what is measured from each to the next.
+    times = max(1, math.ceil(math.sqrt(pixels.shape[0] * pixels.shape[1] / _MOST_PIXELS)))
+    grey = to_grey(pixels[::times, ::times])
     if min(grey.shape) < 3:
         return Quality(
             blur=None,
@@ -126,17 +129,19 @@ def measured(pixels: Pixels) -> Quality:
             marks=0,
             skew=None,
         )
-    noise = noise_of(grey)
+    band = to_grey(pixels[: max(3, _MOST_PIXELS // pixels.shape[1])]) if times > 1 else grey
+    noise, specks = noise_of(band), specks_of(band)
     threshold, low, high = two_classes(grey)
     contrast = high - low
     marks = _marks(grey, noise)
     # Where little is on a page, the level that parts best parts paper from paper.
     ink = _smaller(grey <= threshold) if contrast >= max(FAINT, 4 * noise) else marks
+    blur, height = blur_of(grey, contrast, noise), height_of(ink)
     return Quality(
-        blur=blur_of(grey, contrast, noise),
-        height=height_of(ink),
+        blur=None if blur is None else blur * times,
+        height=None if height is None else height * times,
         noise=noise,
-        specks=specks_of(grey),
+        specks=specks,
         paper=float(np.percentile(grey[::4, ::4], 95)),
         contrast=contrast,
         marks=int(marks.sum()),
