@@ -102,7 +102,7 @@ def wide(folder: Path) -> Iterator[Case]:
     yield case("wide-encoder", tiny_t5.part(folder, "encoder"), [{"input_ids": ids, "attention_mask": mask}])
     yield case("wide-cross", tiny_t5.part(folder, "cross"), [{"states": written.encode(ids, mask)}])
     decoder = tiny_t5.part(folder, "decoder")
-    calls = []
+    calls: list[Feeds] = []
     for held in ((0, 0), (40, 25)):
         lengths = np.array(held)[:, None] + 1
         given: dict[str, NDArray[Any]] = {

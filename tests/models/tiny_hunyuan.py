@@ -108,7 +108,7 @@ def checkpoint(to: Path, seed: int = 0) -> Any:
     return model
 
 
-def write_text_files(to: Path) -> None:
+def write_text_files(to: Path, **processor: Any) -> None:
     """A tokenizer of single letters, the chat template, generation settings and those of the image processor."""
     letters = {chr(33 + at): at for at in range(PLACE - 1)}
     tokenizer = Tokenizer(models.WordLevel({**letters, "[UNK]": PLACE - 1}, unk_token="[UNK]"))
@@ -118,7 +118,7 @@ def write_text_files(to: Path) -> None:
     tokenizer.save(str(to / "tokenizer.json"))
     settings = {
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": NAMED[EOS]},
-        "preprocessor_config.json": PROCESSOR,
+        "preprocessor_config.json": {**PROCESSOR, **processor},
         "generation_config.json": {"eos_token_id": EOD, "repetition_penalty": 1.03, "pad_token_id": 0},
     }
     for name, content in settings.items():
