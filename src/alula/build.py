@@ -11,7 +11,7 @@ from typing import Any
 
 import alula
 from alula import families
-from alula.bundles import Bundle, Cache, Draft, Manifest, writing
+from alula.bundles import PROCESSOR, Bundle, Cache, Draft, Manifest, writing
 from alula.bundles.digest import of_file, of_sources
 from alula.choices import BuildRequest, Resolved, resolve_request
 from alula.core.errors import InputError
@@ -105,7 +105,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
 
     tokenizer = draft.scratch / "tokenizer"
     families.write_text_files(resolved.checkpoint, tokenizer)
-    _copy(resolved.checkpoint.folder, PROCESSOR_FILES, draft.scratch / "processor")
+    _copy(resolved.checkpoint.folder, PROCESSOR_FILES, draft.scratch / PROCESSOR)
     grounds = grounds_of(request, resolved, tokenizer, progress)
     workshop = Workshop(
         checkpoint=resolved.checkpoint,

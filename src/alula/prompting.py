@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from alula.bundles import Bundle
+from alula.bundles import PROCESSOR, Bundle
 from alula.codecs import (
     ChatTemplate,
     ImagePart,
@@ -81,13 +81,13 @@ class Prompts:
         spec = bundle.model
         if not spec.writes:
             raise InputError(f"{spec.name} is for task {spec.task!r}, which takes no prompt")
-        return cls.of(bundle.tokenizer, spec, bundle.images if spec.sees else None)
+        return cls.of(bundle.tokenizer, spec)
 
     @classmethod
-    def of(cls, folder: Path, spec: ModelSpec, processor: Path | None = None) -> Prompts:
-        """The same of the files that a bundle would have, in folders of their own; images want the `processor`'s."""
+    def of(cls, folder: Path, spec: ModelSpec) -> Prompts:
+        """The same of the files that a bundle would have, the image processor's in the folder beside this one."""
         defaults = read_defaults(folder / SETTINGS)
-        patcher = None if processor is None else Patcher.open(processor)
+        patcher = Patcher.open(folder.with_name(PROCESSOR)) if spec.sees else None
         return cls(TextCodec.open(folder, spec), folder, defaults, spec.max_length, patcher)
 
     def within(self, positions: int) -> Prompts:

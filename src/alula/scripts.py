@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from alula import families
+from alula.bundles import PROCESSOR
 from alula.codecs import TextCodec
 from alula.core.check import Reference
 from alula.core.decoding import NOTHING_GIVEN, Logits
@@ -104,7 +105,7 @@ def rehearse(
 def scripts_for(teacher: Teacher, spec: ModelSpec, profile: Profile, tokenizer: Path) -> Iterator[Script]:
     """Random ids and real texts one token after another, and prompts that are gone on with as the reference does."""
     drawn, texts = list(_drawn(spec, profile)), list(_texts(spec, profile, tokenizer))
-    seen = pictured(spec, tokenizer.with_name("processor"), profile.holds - 2 * ANSWER)
+    seen = pictured(spec, tokenizer.with_name(PROCESSOR), profile.holds - 2 * ANSWER)
     most = profile.holds
     answer, text = (_length(size, spec, len(drawn) + len(texts) + len(seen), most) for size in (ANSWER, TEXT))
     if spec.reads_source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +23,19 @@ from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds
 from alula.engines import backend, open_decoding
 from alula.engines.dense import Dense, Loaded
+from alula.engines.seeing import Seeing, looked
+from alula.engines.sights import Sights
+from alula.families import describe, open_checkpoint, write
 from alula.graphs import passes_for, rewrite, save
 
 Floats = NDArray[np.float32]
 
-SIZES = {**tiny_writers.AXES, "source": tiny_writers.SOURCE}
+SIZES = {
+    **tiny_writers.AXES,
+    "source": tiny_writers.SOURCE,
+    **dict.fromkeys(("down", "across"), Range(2, 4, 8)),
+    "image_tokens": Range(1, 4, 64),
+}
 IN_PLACE_SIZES = {**SIZES, **tiny_writers.IN_PLACE}
 
 KINDS = (
@@ -41,6 +50,9 @@ KINDS = (
     "t5 on openvino",
     "llama on a pretended GPU",
     "t5 on a pretended GPU",
+    "hunyuan on onnxruntime",
+    "hunyuan on openvino",
+    "hunyuan on a pretended GPU",
 )
 
 
@@ -56,8 +68,14 @@ class Writer:
     def reads(self) -> bool:
         return "encoder" in self.parts
 
+    @property
+    def sees(self) -> bool:
+        return "vision" in self.parts
+
     def given(self, seed: int) -> Feeds:
-        """A source of its own for every seed, where there is an encoder."""
+        """A source of its own for every seed where there is an encoder, and an image where one is seen."""
+        if self.sees:
+            return _image(seed)
         if not self.reads:
             return NOTHING_GIVEN
         random = np.random.default_rng(seed)
@@ -77,6 +95,11 @@ class Writer:
             "attention_mask": np.ones_like(ids),
             "answers": np.arange(len(tokens)),
         }
+        if self.sees:
+            sights = Sights.of(decoder.inputs)
+            assert sights is not None
+            sights.start(0, looked(self.parts["vision"], given))
+            feeds |= sights.squared([0], [0], len(tokens), 1)
         if self.reads:
             mask = np.ones_like(given["input_ids"])
             states = self.parts["encoder"].run({**given, "attention_mask": mask})
@@ -97,10 +120,10 @@ def writer(kind: str, folder: Path) -> Writer:
             vocabulary=tiny_writers.VOCABULARY,
         )
     family, _, name = kind.partition(" on ")
-    graphs, vocabulary = (_llama if family == "llama" else _t5)(folder / "checkpoint")
+    graphs, vocabulary = {"llama": _llama, "t5": _t5, "hunyuan": _hunyuan}[family](folder / "checkpoint")
     if name == "a pretended GPU":
         engines = written(graphs, "tensorrt", folder, IN_PLACE_SIZES, opset=17)
-        open_with: Callable[[Room], Decoding] = partial(_on_a_pretended_gpu, engines)
+        open_with: Callable[[Room], Decoding] = partial(_on_a_pretended_gpu, engines, graphs)
     else:
         engines = compiled(graphs, name, folder)
         open_with = partial(open_decoding, engines, threads=1)
@@ -141,15 +164,24 @@ def written(
     return engines
 
 
-def _on_a_pretended_gpu(engines: Mapping[str, Engine], room: Room) -> Dense:
+def _on_a_pretended_gpu(
+    engines: Mapping[str, Engine], graphs: Mapping[str, ir.Model], room: Room
+) -> Decoding:
+    """What sees is on the CPU: what is pretended knows no size that does not follow from another by its name."""
     cudart = FakeCudart()
     parts = {
         name: Loaded(
             session=pretended(engine.graph, engine.plan, engine.path, cudart), profile=engine.plan.profile
         )
         for name, engine in engines.items()
+        if name != "vision"
     }
-    return Dense(parts, room)
+    dense = Dense(parts, room)
+    if "vision" not in engines:
+        return dense
+    with tempfile.TemporaryDirectory() as folder:
+        seeing = compiled({"vision": graphs["vision"]}, "onnxruntime", Path(folder))["vision"]
+        return Seeing(backend("onnxruntime").open(seeing, threads=1), dense)
 
 
 def _llama(folder: Path) -> tuple[dict[str, ir.Model], int]:
@@ -166,3 +198,26 @@ def _t5(folder: Path) -> tuple[dict[str, ir.Model], int]:
 
     tiny_t5.checkpoint(folder)
     return {name: tiny_t5.part(folder, name) for name in tiny_t5.PARTS}, tiny_t5.VOCAB
+
+
+def _hunyuan(folder: Path) -> tuple[dict[str, ir.Model], int]:
+    pytest.importorskip("transformers.models.hunyuan_vl")
+    import tiny_hunyuan  # noqa: PLC0415 - loads torch
+
+    tiny_hunyuan.checkpoint(folder)
+    found = open_checkpoint(str(folder))
+    spec = describe(found)
+    return {part.name: write(found, spec, part.name) for part in spec.parts}, tiny_hunyuan.VOCAB
+
+
+def _image(seed: int) -> Feeds:
+    """A grid of four or six tokens behind the first of a prompt, and one of two axes on which they are elsewhere."""
+    random = np.random.default_rng(seed)
+    rows = int(random.integers(1, 3))
+    count = rows * 2 + 2
+    places = np.tile(np.arange(1 + count), (4, 1))
+    places[1:, 2:count] = np.stack(
+        [np.arange(rows * 2) % 2, np.arange(rows * 2) // 2, np.zeros(rows * 2, int)]
+    )
+    patches = random.standard_normal((2 * rows, 2, 48)).astype(np.float32)
+    return {"patches.0": patches, "image_at": np.arange(1, 1 + count), "places": places}

@@ -30,6 +30,8 @@ MANIFEST = "manifest.json"
 CHECKS = "checks.json"
 TIMINGS = "timings.json"
 REFERENCE = "reference.npz"
+PROCESSOR = "processor"
+"""The folder of the image processor's settings, beside the tokenizer's."""
 
 # What tells our manifest from those of others, and what lies at the top of a bundle.
 _FIELDS = frozenset({"schema", "model", "graphs", "engines"})
@@ -82,7 +84,7 @@ class Bundle:
     @property
     def images(self) -> Path:
         """The folder with the image processor's settings, where images are read."""
-        return self.root / "processor"
+        return self.root / PROCESSOR
 
     @property
     def answering(self) -> Engine:
