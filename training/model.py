@@ -131,9 +131,10 @@ def normalised(colours: Tensor) -> Tensor:
 def see(model: Any, pixels: Tensor) -> Tensor:
     """Pages of one shape, [pages, 3, height, width], to tokens of the language model, [pages, tokens, hidden]."""
     tower = model.model.vision_tower
-    patches = tower.embeddings.patch_embedding(pixels)
-    down, across = patches.shape[2:]
-    x = patches.flatten(2).transpose(1, 2) + spread(tower.embeddings, down, across).flatten(0, 1)
+    side = tower.embeddings.patch_size
+    down, across = pixels.shape[2] // side, pixels.shape[3] // side
+    x = _convolved(tower.embeddings.patch_embedding, pixels.permute(0, 2, 3, 1))
+    x = (x + spread(tower.embeddings, down, across)).flatten(1, 2)
     for layer in tower.layers:
         y = functional.layer_norm(x, (x.shape[-1],), layer.layer_norm1.weight, layer.layer_norm1.bias, 1e-5)
         own = layer.self_attn
@@ -145,14 +146,22 @@ def see(model: Any, pixels: Tensor) -> Tensor:
 
 
 def _merged(merger: Any, x: Tensor, down: int, across: int) -> Tensor:
-    x = _rms(x, merger.before_rms).transpose(1, 2).reshape(len(x), -1, down, across)
-    x = merger.proj_out(functional.gelu(merger.proj_conv(x))).permute(0, 2, 3, 1)
+    x = _rms(x, merger.before_rms).reshape(len(x), down, across, -1)
+    x = _convolved(merger.proj_out, functional.gelu(_convolved(merger.proj_conv, x)))
     newline = merger.image_newline.to(x.dtype).expand(*x.shape[:2], 1, -1)
     x = merger.mlp(torch.cat((x, newline), dim=2).flatten(1, 2))
     first, last = (
         each.to(x.dtype).expand(x.shape[0], 1, -1) for each in (merger.image_begin, merger.image_end)
     )
     return _rms(torch.cat((first, x, last), dim=1), merger.after_rms)
+
+
+def _convolved(convolution: Any, x: Tensor) -> Tensor:
+    """A convolution whose steps are as wide as its kernel, over [pages, down, across, channels], as one product."""
+    side = convolution.kernel_size[0]
+    pages, down, across, channels = x.shape
+    cut = x.reshape(pages, down // side, side, across // side, side, channels).permute(0, 1, 3, 5, 2, 4)
+    return functional.linear(cut.flatten(3), convolution.weight.flatten(1), convolution.bias)
 
 
 def spread(embeddings: Any, down: int, across: int) -> Tensor:
