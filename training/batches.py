@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from alula.codecs.places import places_of
 from training.fonts import Fonts
 from training.layouts import SHARES
 from training.render import LARGE, MEDIUM, SMALL, Page, Shape, render
-from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, USER, build
+from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, TAGS, USER, build
 
 CELL = 32
 """Pixels of a page, across and down, that become one token of the language model."""
@@ -26,6 +27,8 @@ SLOTS = 8
 """So many characters of a cell are named, in reading order, by what trains the vision part beside the answers."""
 _WITHOUT_SYSTEM = 0.15
 _MULTIPLE = 32
+_PIECES = re.compile(r"</?t\w+>|\(\d+,\d+\),\(\d+,\d+\)|.", re.DOTALL)
+_FILLED = re.compile("<td>[^<]")
 _AHEAD = 4
 
 
@@ -34,7 +37,9 @@ class Batch(NamedTuple):
 
     `levels` [pages, height, width], `paper` and `ink` [pages, 3]; `ids` [pages, length], `places` [axes, pages,
     length]; `at` are the tokens, in `ids` laid flat, after which `wanted` comes; `cells`, `slots` and `spelled` say
-    which character is where in the cells of all pages laid flat.
+    which character is where in the cells of all pages laid flat. `first` [pages] is the token of a page's first square;
+    `looking` are the tokens, in `ids` laid flat, behind which a character comes that is in square `where` of its page,
+    counted with those that end a row.
     """
 
     levels: Tensor
@@ -47,6 +52,9 @@ class Batch(NamedTuple):
     cells: Tensor
     slots: Tensor
     spelled: Tensor
+    first: Tensor
+    looking: Tensor
+    where: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,11 +158,14 @@ def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
     ids = np.full((len(pages), length), pad, np.int32)
     places = np.zeros((4, len(pages), length), np.int16)
     at: list[NDArrayInt] = []
+    sights: list[tuple[int, int]] = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         both = [*prompt, *answer]
         ids[row, : len(both)] = both
         places[:, row, : len(both)] = places_of(both, image, [(height // CELL, width // CELL)])
         at.append(np.arange(len(prompt) - 1, len(both) - 1) + row * length)
+        before = row * length + len(prompt) - 1
+        sights += [(before + token, square) for token, square in sights_of(pages[row])]
     cells = [_cells(page, pad) for page in pages]
     per_page = (height // CELL) * (width // CELL)
     return Batch(
@@ -170,6 +181,9 @@ def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
         ),
         slots=torch.tensor([slot for each in cells for _, slot, _ in each], dtype=torch.int32),
         spelled=torch.tensor([token for each in cells for _, _, token in each], dtype=torch.int32),
+        first=torch.tensor([prompt.index(image) + 1 for prompt in prompts], dtype=torch.int32),
+        looking=torch.tensor([token for token, _ in sights], dtype=torch.int32),
+        where=torch.tensor([square for _, square in sights], dtype=torch.int32),
     )
 
 
@@ -206,6 +220,32 @@ class Span:
 
     first: int
     steps: int | None
+
+
+def sights_of(page: Page) -> list[tuple[int, int]]:
+    """Of every token of the answer that stands on the page as it is said, its number and the square it is in.
+
+    Squares are counted with those that end a row. Fields are said in an order of their own, and are left out.
+    """
+    if page.task == "fields":
+        return []
+    height, width = page.levels.shape
+    lines = list(page.lines)
+    if page.task == "table":
+        lines = lines[len(lines) - len(_FILLED.findall(page.answer)) :]
+    written = [
+        (character, int(y) // CELL * (width // CELL + 1) + int(x) // CELL)
+        for line in lines
+        for character, (x, y) in zip(line.text, line.middles, strict=True)
+        if 0 <= x < width and 0 <= y < height
+    ]
+    found, number, token = [], 0, 0
+    for piece in _PIECES.findall(page.answer):
+        if len(piece) == 1 and number < len(written) and written[number][0] == piece:
+            found.append((token, written[number][1]))
+            number += 1
+        token += 1 if piece in TAGS else len(piece)
+    return found
 
 
 class _Pages(Dataset[Batch]):

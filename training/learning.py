@@ -1,4 +1,4 @@
-"""What is minimised, on one batch: the answers, and beside them what stands in every cell of a page."""
+"""What is minimised, on one batch: answers, what stands in every cell of a page, and where the next character is."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from training.batches import CELL, SLOTS, Batch
 from training.canvas import INK, PAPER
-from training.model import normalised, read, see
+from training.model import Watched, normalised, read, see
 
 
 class Losses(NamedTuple):
-    """Mean cross entropy of the answers' tokens and of the cells' characters; the share of right tokens."""
+    """Mean cross entropies of answers, of the cells' characters and of where to look; the share of right tokens."""
 
     answers: Tensor
     cells: Tensor
+    looks: Tensor
     right: Tensor
 
 
@@ -55,17 +56,30 @@ def embedded(model: Any, ids: Tensor, seen: Tensor, image: int) -> Tensor:
 
 
 def losses(model: Any, speller: Speller, batch: Batch) -> Losses:
-    """Both losses of a batch that is on the model's device."""
+    """All losses of a batch that is on the model's device."""
     seen = see(model, pixels_of(batch.levels, batch.paper, batch.ink))
     words = model.model.language_model.embed_tokens.weight
-    states = read(model, embedded(model, batch.ids, seen, model.config.image_token_id), batch.places)
+    watched: Watched = []
+    x = embedded(model, batch.ids, seen, model.config.image_token_id)
+    states = read(model, x, batch.places, watched=watched)
     logits = functional.linear(states.flatten(0, 1)[batch.at], words).float()
     named = speller(_cells_of(seen, batch), batch.cells, batch.slots, words).float()
     return Losses(
         answers=functional.cross_entropy(logits, batch.wanted),
         cells=functional.cross_entropy(named, batch.spelled),
+        looks=_looks(*watched[-2], batch),
         right=(logits.argmax(-1) == batch.wanted).float().mean(),
     )
+
+
+def _looks(queries: Tensor, keys: Tensor, batch: Batch) -> Tensor:
+    """How surprised the first head of a layer is by where the next character is, when it looks at the page alone."""
+    down, across = (side // CELL for side in batch.levels.shape[1:])
+    query, key = queries[:, 0], keys[:, 0]
+    squares = batch.first[:, None] + torch.arange(down * (across + 1), device=batch.first.device)
+    there = key.gather(1, squares[..., None].expand(-1, -1, key.shape[-1]))
+    scores = (query @ there.transpose(1, 2)).flatten(0, 1)[batch.looking].float() * key.shape[-1] ** -0.5
+    return functional.cross_entropy(scores, batch.where, reduction="sum") / max(1, len(batch.where))
 
 
 def _cells_of(seen: Tensor, batch: Batch) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -189,10 +189,16 @@ class Past:
     values: list[Tensor] = field(default_factory=list)
 
 
-def read(model: Any, x: Tensor, places: Tensor, past: Past | None = None) -> Tensor:
-    """Embeddings [rows, length, hidden] at places [axes, rows, length] to final states; keeps keys if there is a past.
+Watched: TypeAlias = list[tuple[Tensor, Tensor]]
+"""Queries and keys of every layer, [rows, heads, length, size] each."""
 
-    Causal over the rows, which are padded on the right.
+
+def read(
+    model: Any, x: Tensor, places: Tensor, past: Past | None = None, watched: Watched | None = None
+) -> Tensor:
+    """Embeddings [rows, length, hidden] at places [axes, rows, length] to final states.
+
+    Causal over the rows, which are padded on the right. A past keeps keys and values; what is `watched` is added to.
     """
     language = model.model.language_model
     turns = turned(language.rotary_emb, places)
@@ -202,6 +208,8 @@ def read(model: Any, x: Tensor, places: Tensor, past: Past | None = None) -> Ten
         if past is not None:
             past.keys.append(key)
             past.values.append(value)
+        if watched is not None:
+            watched.append((query, key))
         y = functional.scaled_dot_product_attention(query, *grouped(own, key, value), is_causal=True)
         x = _fed(layer, x + own.o_proj(_joined(y)))
     return _rms(x, language.norm)

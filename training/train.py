@@ -35,7 +35,7 @@ BEGAN = time.monotonic()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Learning rate and weight of the second loss by the share of the training that is done."""
+    """Learning rate and weight of the losses beside that of the answers by the share of the training that is done."""
 
     rate: float
     warm: int
@@ -47,8 +47,8 @@ class Schedule:
         return self.rate * min(1.0, (step + 1) / self.warm) * (self.floor + (1 - self.floor) * cosine)
 
     @staticmethod
-    def cells_at(progress: float) -> float:
-        """Much at first, when it is what teaches the vision part its letters."""
+    def beside_at(progress: float) -> float:
+        """Much at first, when it is what teaches letters to the vision part, and to the decoder where to look."""
         return 1.0 - 0.8 * min(1.0, progress / 0.6)
 
 
@@ -74,7 +74,9 @@ class Training:
             group["lr"] = rate
         with autocast(self.device):
             found = losses(self.model, self.speller, moved(batch, self.device))
-        torch.autograd.backward(found.answers + self.schedule.cells_at(progress) * found.cells)
+        torch.autograd.backward(
+            found.answers + self.schedule.beside_at(progress) * (found.cells + found.looks)
+        )
         norm = nn.utils.clip_grad_norm_([*self.model.parameters(), *self.speller.parameters()], 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -82,6 +84,7 @@ class Training:
         return {
             "answers": found.answers.detach(),
             "cells": found.cells.detach(),
+            "looks": found.looks.detach(),
             "right": found.right,
             "norm": norm,
         }

@@ -9,14 +9,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from training.batches import CELL, SLOTS, Plan, joined
+from training.batches import CELL, SLOTS, Plan, joined, sights_of
 from training.canvas import PAPER, Canvas
 from training.characters import ALPHABET
 from training.fonts import FACES, Fonts
 from training.layouts import LAYOUTS, said
 from training.prompts import FIELDS, PROMPTS
 from training.render import LARGE, SMALL, Page, coloured, described, render
-from training.tokenizer import PAD, build
+from training.tokenizer import IMAGE, IMAGE_BEGIN, PAD, build
 from training.words import Writer
 
 PAGES = 60
@@ -120,6 +120,34 @@ def test_characters_of_cells_are_those_of_the_lines_in_their_order(pages: list[P
     x, y = first.middles[0]
     assert (int(y) // CELL * across + int(x) // CELL, first.text[0]) in written
     assert len(written) == sum(len(line.text.replace(" ", "")) for line in page.lines)
+
+
+def test_where_to_look_is_known_of_all_that_is_said_as_it_stands(pages: list[Page]) -> None:
+    tokenizer = build()
+    seen = set()
+    for page in pages:
+        tokens = tokenizer.encode(page.answer).tokens
+        singles = {token: character for character in ALPHABET for token in tokenizer.encode(character).tokens}
+        sights = sights_of(page)
+        said_there = "".join(singles[tokens[token]] for token, _ in sights)
+        if page.task == "fields":
+            assert not sights
+        else:
+            seen.add(page.task)
+            assert said_there in "".join(line.text for line in page.lines)
+            written = sum(len(line.text) for line in page.lines)
+            left_out = {"document": 15, "table": 60}.get(
+                page.task, 0
+            )  # a page's number; a line above a table
+            assert written - left_out <= len(sights) <= written
+    assert seen == {"text", "spotting", "table", "document"}
+    batch = joined([pages[0], pages[7]], [False, True])
+    first = batch.first.tolist()
+    assert first[0] == first[1] + 1
+    assert batch.ids[0, first[0] - 2 : first[0]].tolist() == [
+        tokenizer.token_to_id(IMAGE_BEGIN),
+        tokenizer.token_to_id(IMAGE),
+    ]
 
 
 def test_batches_follow_their_number_and_how_far_the_training_is(fonts: Path) -> None:

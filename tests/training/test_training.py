@@ -96,7 +96,7 @@ def test_the_rate_rises_then_falls() -> None:
     assert schedule.rate_at(9, 0.0) == 1.0
     assert schedule.rate_at(1000, 0.5) == pytest.approx(0.505)
     assert schedule.rate_at(1000, 1.0) == pytest.approx(0.01)
-    assert [schedule.cells_at(each) for each in (0, 0.6, 1)] == pytest.approx([1, 0.2, 0.2])
+    assert [schedule.beside_at(each) for each in (0, 0.6, 1)] == pytest.approx([1, 0.2, 0.2])
 
 
 def test_answers_do_not_depend_on_what_is_read_beside_them(fonts: Path) -> None:
