@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompting": {"core", "bundles", "codecs", "generate"},
     "ocr": {"core", "generating", "local", "looking", "prompting", *ROOMS},
     "looking": {"core", "bundles", "codecs", "generate", "generating", "prompting"},
+    "packaged": {"core", "build", "bundles", "ocr"},
     "prove": {"core", "evidence", "local", "prompted", "questions", *ROOMS},
     "serve": {
         "core",
@@ -84,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "prompting",
         "local",
         "ocr",
+        "packaged",
         "prove",
         "serve",
         *ROOMS,

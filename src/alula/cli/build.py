@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,6 +19,10 @@ from alula.core.check import Check
 from alula.core.errors import InputError
 from alula.core.units import parse_bytes, parse_seconds
 from alula.core.words import IMAGE_POOLINGS, ONNX_TASKS, POOLINGS, TASKS, choice
+
+if TYPE_CHECKING:
+    from alula.build import BuildRequest
+    from alula.packaged import Package
 
 GATE_FAILED = 3
 
@@ -31,7 +37,8 @@ SKIP = "Leave out rows that cannot be used; otherwise one of them refuses the da
 
 def build(
     model: str = typer.Argument(
-        help="A HuggingFace folder or hub id, or an ONNX or GGUF file.", show_default=False
+        help="A HuggingFace folder or hub id, or an ONNX or GGUF file; or rapidocr, whose package's models read pages.",
+        show_default=False,
     ),
     output: str = typer.Option(
         ..., "--output", "-o", metavar="FOLDER", help="The bundle's folder.", show_default=False
@@ -171,6 +178,7 @@ def build(
     from alula.build import BuildRequest  # noqa: PLC0415 - `alula --help` stays quick
     from alula.build import build as run_build  # noqa: PLC0415
     from alula.families import parse_inputs  # noqa: PLC0415
+    from alula.packaged import PACKAGES  # noqa: PLC0415
     from alula.planning import Wanted  # noqa: PLC0415
     from alula.verify import parse_budget  # noqa: PLC0415
 
@@ -207,6 +215,8 @@ def build(
         skip_bad_rows=skip_bad_rows,
         use_cache=cache,
     )
+    if not Path(model).exists() and (package := PACKAGES.get(model)):
+        return pages(request, package, as_json=as_json)
     start = perf_counter()
     built = run_build(request, Phases())
     seconds = perf_counter() - start
@@ -219,6 +229,41 @@ def build(
     if built.interrupted:
         raise KeyboardInterrupt
     return 0 if built.bundle.passed else GATE_FAILED
+
+
+def pages(request: BuildRequest, package: Package, *, as_json: bool) -> int:
+    """A reader of pages from a package's models: three bundles, of which only the choices here are asked."""
+    from alula.packaged import build_pipeline  # noqa: PLC0415
+
+    if replace(request, target="auto", precision="auto", use_cache=True) != type(request)(
+        model=request.model, to=request.to
+    ):
+        raise InputError(
+            f"{request.model} is a package of models for pages; it is built with -o, --target, --precision, --no-cache "
+            "and --json alone"
+        )
+    start = perf_counter()
+    made = build_pipeline(
+        package,
+        request.to,
+        Phases(),
+        target=request.target,
+        precision=request.precision,
+        use_cache=request.use_cache,
+    )
+    seconds = perf_counter() - start
+    if as_json:
+        rows = [check_to_json(check) for bundle in made.values() for check in bundle.checks]
+        print_json("build", rows, pipeline=str(request.to), seconds=round(seconds, 3))
+        return 0
+    for bundle in made.values():
+        print_checks(bundle.checks)
+        engine = bundle.answering
+        print(
+            f"{bundle.root}: {bundle.model.name}, {engine.graph.precision} on {engine.target}; {verdict(bundle)}"
+        )
+    print(f"{request.to}: a reader of pages, built in {seconds:.2f} s; alula ocr FILE --model {request.to}")
+    return 0
 
 
 def bundle_folder(text: str) -> Path:

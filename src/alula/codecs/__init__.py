@@ -4,7 +4,7 @@ from alula.codecs.answers import Answer, answers
 from alula.codecs.by_task import ImagesCodec, images_codec
 from alula.codecs.chat import ChatTemplate
 from alula.codecs.classes import Scored, classes, relevance
-from alula.codecs.detection import Box, DetectionCodec, Page, draw_boxes
+from alula.codecs.detection import Box, DetectionCodec, Detector, Page, draw_boxes
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import ImagePart, Message, Parts, messages_of, tools_of
@@ -21,6 +21,7 @@ from alula.codecs.pictures import (
     to_jpeg,
 )
 from alula.codecs.places import places_of
+from alula.codecs.raster import Raster, blue_first
 from alula.codecs.recognition import Line, RecognitionCodec
 from alula.codecs.rows import Row, collate, fit, row_outputs, within
 from alula.codecs.seen import Seen, given_of, patches_of, with_images
@@ -33,6 +34,7 @@ __all__ = [
     "Box",
     "ChatTemplate",
     "DetectionCodec",
+    "Detector",
     "Entity",
     "ImageCodec",
     "ImagePart",
@@ -44,6 +46,7 @@ __all__ = [
     "Patcher",
     "Patches",
     "Pixels",
+    "Raster",
     "RecognitionCodec",
     "Row",
     "Scored",
@@ -52,6 +55,7 @@ __all__ = [
     "TextCodec",
     "TokenLabel",
     "answers",
+    "blue_first",
     "classes",
     "collate",
     "count_sheets",

@@ -10,6 +10,9 @@ from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.ocr.reader import Reader
 
+PARTS = ("detect", "turn", "recognise")
+"""The bundles in a pipeline's folder: what finds lines, what says which way up they are, what reads them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderKind:
@@ -31,14 +34,28 @@ def _reads_images(folder: Path) -> bool:
         return False
 
 
+def _finds_and_reads(folder: Path) -> bool:
+    """Whether a folder holds the bundles of a pipeline."""
+    return all((folder / part / "manifest.json").is_file() for part in PARTS)
+
+
 def _hunyuan(folder: Path, threads: int) -> Reader:
     from alula.ocr.hunyuan import ModelReader  # noqa: PLC0415 - processes that open files need no model
 
     return ModelReader.open(folder, threads)
 
 
+def _pipeline(folder: Path, threads: int) -> Reader:
+    from alula.ocr.pipeline import Pipeline  # noqa: PLC0415 - likewise
+
+    return Pipeline(folder, threads=threads)
+
+
 READERS: dict[str, ReaderKind] = {
     "hunyuan": ReaderKind(called="a bundle of HunyuanOCR", holds=_reads_images, open=_hunyuan),
+    "pipeline": ReaderKind(
+        called="a pipeline (alula build rapidocr -o FOLDER)", holds=_finds_and_reads, open=_pipeline
+    ),
 }
 """The kinds there are, by name."""
 

@@ -30,16 +30,15 @@ def spelled(steps: Floats, labels: Sequence[str]) -> str | None:
 
 def edit_distance(first: str, second: str) -> int:
     """Characters to insert, delete or replace at least to make one of the other (Levenshtein)."""
-    if first == second:
-        return 0
-    above = list(range(len(second) + 1))
-    for row, one in enumerate(first, start=1):
-        here = [row]
-        for column, other in enumerate(second, start=1):
-            swap = above[column - 1] + (one != other)
-            here.append(min(above[column] + 1, here[-1] + 1, swap))
-        above = here
-    return above[-1]
+    if first == second or not (first and second):
+        return max(len(first), len(second)) if first != second else 0
+    others, places = np.array([*map(ord, second)]), np.arange(len(second) + 1)
+    above = places
+    for row, one in enumerate(map(ord, first), start=1):
+        here = np.minimum(above[1:] + 1, above[:-1] + (others != one))
+        # What is inserted costs one a place: the least of what stands before, less its place.
+        above = np.minimum.accumulate(np.concatenate([[row], here]) - places) + places
+    return int(above[-1])
 
 
 def edits(wanted: Sequence[str], given: Sequence[str]) -> Edits:

@@ -1,0 +1,31 @@
+"""RapidOCR in a process and an environment of its own, for `bench_ocr.py`: a path a line in, JSON a line out.
+
+python ocr_worker.py THREADS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from time import perf_counter
+
+
+def main() -> None:
+    """Load, then answer."""
+    engine = import_module("rapidocr").RapidOCR(
+        params={
+            "EngineConfig.onnxruntime.intra_op_num_threads": int(sys.argv[1]),
+            "Global.log_level": "critical",
+        }
+    )
+    print(json.dumps({"ready": True}), flush=True)
+    for path in sys.stdin:
+        start = perf_counter()
+        given = engine(path.strip())
+        seconds = perf_counter() - start
+        print(json.dumps({"text": "\n".join(given.txts or ()), "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

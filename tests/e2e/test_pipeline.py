@@ -1,0 +1,155 @@
+"""A package's models as a reader of pages: built once, then asked about pages whose text is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import packaged as tests_packages
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from alula.cli import main
+from alula.core.errors import InputError
+from alula.core.progress import Silent
+from alula.documents import Page, Scan
+from alula.ocr import Ask, open_reader
+from alula.ocr.pipeline import Pipeline
+from alula.packaged import PACKAGES, build_pipeline, model_files
+
+TEXTS = (
+    "Invoice No. 20488 of 2026-03-14",
+    "Delivery within seven days, carriage paid",
+    "Total amount $1,734.60",
+    "Please quote the number above in all letters",
+)
+pytestmark = pytest.mark.timeout(300)  # three models are built once
+
+SMALL = PACKAGES["rapidocr-onnxruntime"]
+
+
+def drawn(texts: tuple[str, ...] = TEXTS) -> Image.Image:
+    page = Image.new("RGB", (1000, 700), "white")
+    drawing = ImageDraw.Draw(page)
+    for at, text in enumerate(texts):
+        drawing.text((80, 80 + 90 * at), text, font=ImageFont.load_default(34), fill="black")
+    return page
+
+
+def scan(page: Image.Image, turns: int = 0) -> Scan:
+    return Scan(source="page.png", index=0, pixels=np.ascontiguousarray(np.rot90(np.asarray(page), turns)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tests_packages.package(SMALL.module)
+    to = tmp_path_factory.mktemp("pipeline") / "pages"
+    made = build_pipeline(SMALL, to, Silent(), target="onnxruntime", precision="fp32", use_cache=False)
+    assert all(bundle.verified for bundle in made.values())
+    return to
+
+
+@pytest.fixture(scope="module")
+def reader(folder: Path) -> Iterator[Pipeline]:
+    with closing(open_reader(folder, threads=2)) as opened:
+        assert isinstance(opened, Pipeline)
+        yield opened
+
+
+def read(reader: Pipeline, *scans: Scan) -> list[Page]:
+    return list(reader.read(scans, Ask(task="text")))
+
+
+def alula(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["alula", *words])
+    return main()
+
+
+def letters(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_every_line_is_read_in_order_and_its_box_lies_around_it(reader: Pipeline) -> None:
+    [page] = read(reader, scan(drawn()))
+    assert [letters(line) for line in page.text.splitlines()] == [letters(text) for text in TEXTS]
+    for at, block in enumerate(page.blocks):
+        assert block.kind == "line"
+        assert block.score is not None
+        assert block.score > 0.9
+        assert block.box is not None
+        xs, ys = zip(*block.box, strict=True)
+        assert min(xs) < 100
+        assert min(ys) < 100 + 90 * at < max(ys) < 80 + 90 * (at + 1)
+    assert set(page.timings) == {"find", "recognise"}
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_page_on_its_side_or_head_is_read_all_the_same(reader: Pipeline, turns: int) -> None:
+    [page] = read(reader, scan(drawn(), turns))
+    assert [letters(line) for line in page.text.splitlines()] == [letters(text) for text in TEXTS]
+    first = page.blocks[0].box
+    assert first is not None
+    begins = {1: (80, 920), 2: (920, 620), 3: (620, 80)}[turns]
+    assert np.abs(np.array(first[0]) - begins).max() < 30
+
+
+def test_a_line_upside_down_among_upright_ones_is_read(reader: Pipeline) -> None:
+    page = drawn()
+    last = page.crop((60, 340, 940, 400)).rotate(180)
+    page.paste(last, (60, 340))
+    [given] = read(reader, scan(page))
+    assert letters(given.text.splitlines()[-1]) == letters(TEXTS[-1])
+
+
+def test_pages_are_taken_one_by_one_and_an_empty_one_has_no_text(reader: Pipeline) -> None:
+    taken: list[int] = []
+
+    def scans() -> Iterator[Scan]:
+        for at, page in enumerate((drawn(), Image.new("RGB", (500, 300), "white"))):
+            taken.append(at)
+            yield scan(page)
+
+    pages = reader.read(scans(), Ask(task="spotting"))
+    assert taken == []
+    assert next(pages).text
+    assert taken == [0]
+    assert next(pages).text == ""
+
+
+def test_the_command_reads_a_file_with_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn().save(tmp_path / "page.png")
+    assert alula(monkeypatch, "ocr", str(tmp_path / "page.png"), "--model", str(folder)) == 0
+    assert letters(TEXTS[2]) in letters(capsys.readouterr().out)
+
+
+def test_bundles_in_each_others_places_are_refused(folder: Path, tmp_path: Path) -> None:
+    for part, other in (("detect", "recognise"), ("turn", "turn"), ("recognise", "detect")):
+        (tmp_path / part).symlink_to(folder / other)
+    with pytest.raises(InputError, match="detect is for text-recognition; expected text-detection"):
+        Pipeline(tmp_path)
+
+
+def test_a_package_that_is_not_there_or_not_the_one_expected_says_what_to_install() -> None:
+    with pytest.raises(
+        InputError, match=r"not installed: pip install --no-deps rapidocr-onnxruntime==1\.4\.4"
+    ):
+        model_files(replace(SMALL, module="no_such_module"))
+    tests_packages.package(SMALL.module)
+    with pytest.raises(InputError, match=r"other\.onnx is not there; another version"):
+        model_files(replace(SMALL, files={"detect": "other.onnx"}))
+
+
+def test_choices_that_a_pipeline_has_not_and_folders_of_others_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert alula(monkeypatch, "build", "rapidocr", "-o", str(tmp_path / "to"), "--task", "detection") == 2
+    assert "built with -o, --target, --precision, --no-cache and --json alone" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    assert alula(monkeypatch, "build", "rapidocr", "-o", str(tmp_path / "mine")) == 2
+    assert "is no pipeline of pages" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
