@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families
-from alula.codecs import Message, messages_of
+from alula.codecs import Message, decode, messages_of
 from alula.core.check import Check, Reference
 from alula.core.decoding import Decoding, Room
 from alula.core.engine import Engine
@@ -25,7 +25,17 @@ from alula.engines import open_decoding
 from alula.generate import Request
 from alula.prompting import Prompts
 from alula.rehearsed import Rehearsed, go_on, perform, room_for
-from alula.scripts import NOTHING, Teacher, ended, opened_teacher, rehearse, side_by_side, sources_of, stacked
+from alula.scripts import (
+    NOTHING,
+    Teacher,
+    ended,
+    opened_teacher,
+    rehearse,
+    seen_of,
+    side_by_side,
+    sources_of,
+    stacked,
+)
 from alula.verify import (
     Labelled,
     Likely,
@@ -42,6 +52,10 @@ from alula.verify import (
 
 WRITTEN = 64
 """Tokens of an answer at most; where answers are given, as many as the longest of them has and one more."""
+
+
+SEEN_BYTES = 2 << 30
+"""Of the images of all rows, as they are cut up: 400 pages of 640 x 640."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +193,7 @@ def asked_of(  # noqa: PLR0913 - six, which is as many as a function may have he
         first = next(iter(bad.values()))
         raise InputError(f"{first}; correct the row, or leave out such rows with --skip-bad-rows")
     requests = [each for each in found if isinstance(each, Request)]
+    _refuse_vast(requests, data.path)
     data = data.without(bad) if bad else data
     answers = [len(prompts.codec.prompt(str(text))) for row in data.examples for text in _answers(row)]
     most = max(WRITTEN, max(answers, default=0) + 1)
@@ -186,7 +201,9 @@ def asked_of(  # noqa: PLR0913 - six, which is as many as a function may have he
         spec=spec,
         data=data,
         scripts=tuple(
-            Script(name=f"row {at}", prompt=request.prompt, source=request.source, follow=())
+            Script(
+                name=f"row {at}", prompt=request.prompt, source=request.source, follow=(), given=request.seen
+            )
             for at, request in enumerate(requests)
         ),
         most=tuple(min(most, request.stopping.max_tokens) for request in requests),
@@ -220,7 +237,8 @@ def answered(asked: Asked, teacher: Teacher, reference: Reference) -> Prompted:
         alike = [script for script, own in zip(asked.scripts, asked.most, strict=True) if own == most]
         for group in side_by_side(alike, more=most):
             prompts = stacked([script.prompt for script in group], NOTHING, left=True)
-            rows = teacher.write(prompts, most, sources_of(group), asked.spec.end_ids)
+            given, ends = seen_of(group), asked.spec.end_ids
+            rows = teacher.write(prompts, most, sources_of(group), ends, given=given)
             for script, row in zip(group, rows.tolist(), strict=True):
                 whole[script] = replace(script, follow=ended(row, asked.spec.end_ids), greedy=True)
     scripts = tuple(whole[script] for script in asked.scripts)
@@ -228,7 +246,8 @@ def answered(asked: Asked, teacher: Teacher, reference: Reference) -> Prompted:
         tokens = stacked([script.tokens for script in group])
         last = tokens.shape[1] - min(len(script.prompt) for script in group) + 1
         skipped = tokens.shape[1] - last
-        for script, logits in zip(group, teacher.read(tokens, sources_of(group), last), strict=True):
+        read = teacher.read(tokens, sources_of(group), last, given=seen_of(group))
+        for script, logits in zip(group, read, strict=True):
             begins = len(script.prompt) - 1 - skipped
             told[script] = likely(logits[begins : begins + len(script.follow)])
     found = Prompted(
@@ -262,9 +281,22 @@ def _request(prompts: Prompts, example: Example) -> Request:
     if example.messages:
         return prompts.chat(messages_of(list(example.messages)), {})
     (text,) = example.texts
+    if example.image is not None:
+        page = prompts.patches(decode(example.image))
+        return prompts.text(text, {}, [page]) if example.plain else prompts.look(text, [page])
     if example.plain or prompts.spec.reads_source or prompts.template is None:
         return prompts.text(text, {})
     return prompts.chat([Message(role="user", content=text)], {})
+
+
+def _refuse_vast(requests: Sequence[Request], path: Path) -> None:
+    """All images lie in memory while a build lasts."""
+    size = sum(array.nbytes for request in requests for array in request.seen.values())
+    if size > SEEN_BYTES:
+        raise InputError(
+            f"{path}: the images of {len(requests)} rows are {size} bytes as the model reads them, expected at most "
+            f"{SEEN_BYTES}; give fewer rows or smaller images"
+        )
 
 
 def _answers(example: Example) -> tuple[object, ...]:

@@ -382,6 +382,33 @@ def test_a_checkpoint_that_is_not_whole_is_refused_by_name(
         built(folder, tmp_path / "B", target="onnxruntime", reference="own-graph")
 
 
+def rows_of(folder: Path, **more: Any) -> Path:
+    """Questions about pages with the answers that are right."""
+    for at in range(3):
+        Image.fromarray(tiny_hunyuan.page(8, 10 + 2 * at, seed=at)).save(folder / f"{at}.png")
+    rows = [{"image": f"{at}.png", "prompt": "Read!", "answer": "abc", **more} for at in range(3)]
+    file = folder / "pages.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return file
+
+
+def test_a_build_is_promised_on_a_users_pages(model: tuple[Any, Path], tmp_path: Path) -> None:
+    """What is lost of the reference's own answers about these pages, by the budget."""
+    data = rows_of(tmp_path, answer=None)
+    bundle = built(model[1], tmp_path / "B", target="openvino", data=data)
+    assert bundle.verified
+    promised = {check.metric: check for check in bundle.checks if check.rows}
+    assert promised["next_token_disagreement"].samples > 10
+    assert all(check.passed for check in promised.values())
+    for change, said in (
+        ({"messages": [{"role": "user", "content": "Read!"}], "prompt": None}, "has messages and an image"),
+        ({"image": "none.png"}, "image .*none.png does not exist"),
+    ):
+        bad = rows_of(tmp_path, **change)
+        with pytest.raises(InputError, match=said):
+            built(model[1], tmp_path / "C", target="openvino", data=bad)
+
+
 def test_compat_is_for_what_has_a_choice(model: tuple[Any, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="compat 'vllm' is not one of: tencent, transformers"):
         built(model[1], tmp_path / "B", target="onnxruntime", compat="vllm")

@@ -57,7 +57,7 @@ def fields_of(task: str) -> frozenset[str]:
     if task in IMAGE_TASKS:
         return labels.union(IMAGES)
     if task in WRITING_TASKS:
-        return labels.union(PROMPTS)
+        return labels.union(PROMPTS, IMAGES)
     tokens = (tagged.TOKENS, tagged.TAGS) if task in ONE_TEXT else ()
     return labels.union(*TEXTS, tokens)
 
@@ -79,7 +79,7 @@ def example_of(fields: Fields, task: str, line: int, base: Path) -> Example:
     if task in IMAGE_TASKS:
         return Example(image=image_of(fields, base), label=_image_label(fields, task), line=line)
     if task in WRITING_TASKS:
-        return prompt_of(fields, line)
+        return prompt_of(fields, line, base)
     if task in ONE_TEXT and fields.get(tagged.TOKENS) is not None:
         return _tagged(fields, line)
     texts = _texts(fields, task)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from alula.data.dataset import Example, Label
+from alula.data.images import IMAGES, image_of
 from alula.data.rows import BadRow, Fields, listed, mistyped, words
 
 MESSAGES = "messages"
@@ -16,8 +18,11 @@ PROMPTS = ("prompt", "question", PLAIN, MESSAGES)
 ANSWERS = ("answers", "answer")
 
 
-def prompt_of(fields: Fields, line: int) -> Example:
-    """The example that a row spells, or a `BadRow` that says what is wrong with it."""
+def prompt_of(fields: Fields, line: int, base: Path) -> Example:
+    """The example that a row spells, or a `BadRow` that says what is wrong with it.
+
+    An image that a prompt is about is a field beside it, its path relative to `base`.
+    """
     used = [name for name in PROMPTS if fields.get(name) is not None]
     if not used:
         raise BadRow(f"has no prompt: expected a field of {', '.join(PROMPTS)}; it has {listed(fields)}")
@@ -26,11 +31,15 @@ def prompt_of(fields: Fields, line: int) -> Example:
             f"has the fields {used[0]} and {used[1]}, which name the same thing; expected one of them"
         )
     label = _answers(fields)
+    seen = any(fields.get(name) is not None for name in IMAGES)
     if used[0] == MESSAGES:
+        if seen:
+            raise BadRow(f"has {MESSAGES} and an image; expected a prompt beside an image")
         messages = _messages(fields[MESSAGES])
         return Example(texts=(_said(messages[-1]),), messages=messages, label=label, line=line)
     text = words(fields[used[0]], used[0])
-    return Example(texts=(text,), plain=used[0] == PLAIN, label=label, line=line)
+    image = image_of(fields, base) if seen else None
+    return Example(texts=(text,), plain=used[0] == PLAIN, image=image, label=label, line=line)
 
 
 def _messages(value: object) -> tuple[Mapping[str, Any], ...]:

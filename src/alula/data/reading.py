@@ -105,6 +105,9 @@ def _unlike(example: Example, first: Example, name: str) -> BadRow | None:
     """What a row lacks or has beyond the first one: a metric over some of the rows would not say which."""
     if len(example.texts) != len(first.texts):
         return BadRow(f"has {_count(example)}, and {name} has {_count(first)}")
+    if (example.image is None) != (first.image is None):
+        has, had = ("no image", "one") if example.image is None else ("an image", "none")
+        return BadRow(f"has {has}, and {name} has {had}")
     if (example.label is None) != (first.label is None):
         has, had = ("no label", "one") if example.label is None else ("a label", "none")
         return BadRow(f"has {has}, and {name} has {had}")
