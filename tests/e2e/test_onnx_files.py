@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +32,12 @@ from alula.cli.inspect import facts
 from alula.core.errors import InputError
 from alula.core.profile import Range
 from alula.core.progress import Silent
+from alula.engines import backend
 from alula.families import imported
+from alula.local import local_engine
 from alula.prove import VerifyRequest, verify_bundle
 from alula.serve import ServeOptions
-from alula.serve.service import Service
+from alula.serve.arrays import Arrays
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -242,17 +247,31 @@ def test_rows_that_a_table_has_not_are_refused_on_every_engine(odd: int, tmp_pat
     show_outputs(bundle, tmp_path / "in.npz", None, as_json=False)
 
 
-def test_a_bundle_that_takes_arrays_is_not_served(pictures: Path, tmp_path: Path) -> None:
+def test_rows_of_a_served_bundle_are_those_of_the_file(pictures: Path, tmp_path: Path) -> None:
     bundle = built(pictures, tmp_path / "out", NAMED, precision="fp32", axes=SIDES)
+    options = ServeOptions(bundles=(tmp_path / "out",))
+    draws = np.random.default_rng(3)
+    sizes = [(2, 16, 16), (1, 16, 24), (1, 16, 16)]
+    asked = [draws.random((rows, 3, h, w), np.float32) for rows, h, w in sizes]
+    engine = local_engine(bundle)
+    with closing(backend(engine.backend).open(engine)) as session:
+        calls: list[tuple[int, ...]] = []
 
-    async def never(feeds: object) -> Feeds:
-        raise AssertionError(feeds)
+        async def run(feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
+            calls.append(feeds["x"].shape)
+            await asyncio.sleep(0)
+            return session.run(feeds)
 
-    with pytest.raises(
-        InputError,
-        match=r"models that take arrays are not served; ask with alula run BUNDLE --feeds FILE\.npz",
-    ):
-        Service(bundle, never, ServeOptions(bundles=(tmp_path / "out",)), lambda name, ran: None)
+        async def answers() -> list[Mapping[str, NDArray[np.generic]]]:
+            service = Arrays(bundle, run, options, lambda name, ran: None)
+            async with service.at_work():
+                return list(await asyncio.gather(*(service.answer({"x": each}) for each in asked)))
+
+        for x, found in zip(asked, asyncio.run(answers()), strict=True):
+            expected = session.run({"x": x})
+            for name, array in expected.items():
+                assert found[name] == pytest.approx(np.asarray(array), abs=1e-5)
+        assert len(calls) < len(asked), "requests of one shape did not run together"
 
 
 @pytest.mark.parametrize("target", ENGINES)

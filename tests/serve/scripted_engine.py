@@ -16,7 +16,7 @@ from alula.core.decoding import Room
 from alula.core.engine import Session
 from alula.core.errors import DeviceLostError, InputError, RunError
 from alula.core.tensor import Array, Feeds
-from alula.core.words import IMAGE_TASKS
+from alula.core.words import IMAGE_TASKS, TENSORS
 from alula.engines import fake
 from alula.generate import Generator, Limits
 from alula.serve.engine_process import main
@@ -110,6 +110,12 @@ def bright(feeds: Feeds) -> Feeds:
     return {"probabilities": found}
 
 
+def sums(feeds: Feeds) -> Feeds:
+    """Rows with a number added, and how many there were."""
+    x, k = np.asarray(feeds["x"], np.float32), np.asarray(feeds["k"], np.float32)
+    return {"sum": x + k[:, None], "rows": np.full((len(x), 1), len(x), np.float32)}
+
+
 SEEN = {"text-recognition": columns, "text-detection": bright}
 
 
@@ -125,6 +131,8 @@ def opener(root: Path, opening: Opening) -> Session | Generator:
     if bundle.model.task in IMAGE_TASKS:
         seen = SEEN.get(bundle.model.task, levels)
         return fake.session(engine.inputs, engine.outputs, engine.plan.profile, seen)
+    if bundle.model.task == TENSORS:
+        return fake.session(engine.inputs, engine.outputs, engine.plan.profile, sums)
     named = {"reranking": {"logits": "score"}, "token-classification": {"logits": "tokens"}}
     names = named.get(bundle.model.task, {})
 

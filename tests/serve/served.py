@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import httpx
 import numpy as np
 import parrot
 import scripted_engine
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from alula.bundles import Bundle, Draft, Manifest, Stored, writing
@@ -241,6 +243,51 @@ def make_reader(to: Path, task: str = "image-classification") -> Path:
         )
         draft.finish(manifest, (PASSED,), (), Stored(reference="pytorch", feeds=(feeds,), outputs=(outputs,)))
     return to
+
+
+def make_arrays(to: Path) -> Path:
+    """A bundle whose scripted engine takes arrays: sums of rows, and how many rows ran together."""
+    inputs = (
+        TensorSpec(name="x", dtype="float32", shape=("batch", "wide")),
+        TensorSpec(name="k", dtype="int32", shape=("batch",), range=(0, 9)),
+    )
+    outputs = (
+        TensorSpec(name="sum", dtype="float32", shape=("batch", "wide")),
+        TensorSpec(name="rows", dtype="float32", shape=("batch", 1)),
+    )
+    model = replace(
+        spec("embeddings"),
+        name="tiny/arrays",
+        task="tensors",
+        family="onnx",
+        parts=(Part(name="encoder", inputs=inputs, outputs=outputs),),
+        max_length=0,
+        vocab_size=0,
+    )
+    profile = Profile({"batch": Range(1, 4, 4), "wide": Range(1, 2, 8)})
+    with writing(to) as draft:
+        graph = no_graph(draft, "encoder", inputs, outputs)
+        engine = backend("fake").compile(graph, Plan(profile=profile), draft.engine_path("encoder", "fake"))
+        manifest = Manifest(
+            model=model,
+            source="tests",
+            graphs={graph.path.stem: graph},
+            engines={"encoder": engine},
+            rungs=(),
+            files=(),
+            built_on={},
+        )
+        feeds = {"x": np.zeros((1, 2), np.float32), "k": np.zeros(1, np.int32)}
+        given = {"sum": np.zeros((1, 2), np.float32), "rows": np.ones((1, 1), np.float32)}
+        draft.finish(manifest, (PASSED,), (), Stored(reference="pytorch", feeds=(feeds,), outputs=(given,)))
+    return to
+
+
+def picture(colour: tuple[int, int, int]) -> bytes:
+    """An image of one colour, as a file."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), colour).save(file, "PNG")
+    return file.getvalue()
 
 
 def _read_by(task: str) -> tuple[TensorSpec, TensorSpec, dict[str, Range]]:

@@ -43,6 +43,7 @@ class ImageCodec:
             isinstance(dim, int) and dim != size for dim, size in zip(wanted, given, strict=True)
         ):
             raise InputError(f"{FILE} gives images of {_shown(given)}; {spec.name} takes {_shown(wanted)}")
+        self._gives = given
         self._sizes = {dim: size for dim, size in zip(wanted, given, strict=True) if isinstance(dim, str)}
 
     @classmethod
@@ -94,6 +95,15 @@ class ImageCodec:
         again = [images[-1]] * (rows - len(images))
         batch = np.stack([*images, *again])
         return {self._input.name: np.ascontiguousarray(np.moveaxis(batch, 1, -1)) if self._last else batch}
+
+    def rows(self, batch: Pixels) -> list[Pixels]:
+        """Images that were made into pixels elsewhere, in the layout and the size that the model's processor gives."""
+        rows = np.moveaxis(batch, -1, 1) if self._last else batch
+        if rows.shape[2:] != tuple(self._gives):
+            raise InputError(
+                f"images are {_shown(rows.shape[2:])} pixels; expected {_shown(self._gives)}, as {FILE} says"
+            )
+        return list(rows)
 
     def _resized(self, picture: Image, called: str) -> Image:
         size = self._processor.size

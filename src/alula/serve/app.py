@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, openapi, written
+from alula.serve import answering, bodies, openapi, v2_routes, written
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Failure, failure_of
@@ -54,6 +54,7 @@ def application(server: Server) -> ASGIApp:
         *(Route(path, _posted(server, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
         Route("/v1/models", _got(lambda: models(server))),
         Route(MODEL, _model(server)),
+        *v2_routes.routes(server, _response_unless_gone),
         Route("/", _to_docs),
         Route("/info", _got(lambda: info(server))),
         *(Route(path, _live(server)) for path in ("/health/live", "/livez")),
@@ -63,8 +64,7 @@ def application(server: Server) -> ASGIApp:
         Route("/docs", _docs),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
-    paths = frozenset(route.path for route in routes)
-    return Observed(app, server.metrics, paths, server.options.log_format)
+    return Observed(app, server.metrics, routes, server.options.log_format)
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -75,6 +75,8 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 def refusal(failure: Failure, path: str) -> Response:
     """An error in the dialect of the path it was met on."""
+    if path == "/v2" or path.startswith("/v2/"):
+        return v2_routes.refusal(failure)
     openai = path.startswith("/v1/")
     return reply(failure.body(openai=openai), failure.status, failure.headers)
 
@@ -130,6 +132,11 @@ async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Any:
     finally:
         work.cancel()
         leaving.cancel()
+
+
+async def _response_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
+    response = await _unless_gone(request, answer)
+    return Response(status_code=CLIENT_GONE) if response is GONE else response
 
 
 def _got(value: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:

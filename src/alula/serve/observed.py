@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from time import perf_counter, time
 from uuid import uuid4
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alula.serve.metrics import Metrics
@@ -21,11 +23,11 @@ class Observed:
     """An ASGI application whose requests are seen."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: frozenset[str], log_format: LogFormat = "none"
+        self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route], log_format: LogFormat = "none"
     ) -> None:
         self._app = app
         self._metrics = metrics
-        self._routes = routes
+        self._routes = tuple(routes)
         self._log_format = log_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,10 +55,7 @@ class Observed:
 
     def _route(self, path: str) -> str:
         """The route of a path, so that no client can make up labels."""
-        if path in self._routes:
-            return path
-        stems = ((route.partition("{")[0], route) for route in self._routes if "{" in route)
-        return next((route for stem, route in stems if path.startswith(stem)), "other")
+        return next((route.path for route in self._routes if route.path_regex.match(path)), "other")
 
 
 def request_id_of(scope: Scope) -> bytes:

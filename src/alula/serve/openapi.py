@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from alula import __version__
-from alula.serve import openapi_writing
+from alula.serve import openapi_tensors, openapi_writing
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
@@ -120,6 +120,25 @@ def document() -> dict[str, Any]:
             ),
             "/v1/models": _get("The served models"),
             "/v1/models/{model}": _get("One served model", missing="no such model"),
+            openapi_tensors.PATH: _of_model(
+                _post(
+                    "Tensors to tensors, as the Open Inference Protocol has it; also under /versions/1",
+                    openapi_tensors.INFER,
+                    ["inputs"],
+                    openapi_tensors.INFER_EXAMPLE,
+                )
+            ),
+            "/v2": _get("What the server is, as the Open Inference Protocol has it"),
+            "/v2/models/{model}": _get(
+                "Which tensors a model takes and gives; also under /versions/1", missing="no such model"
+            ),
+            "/v2/models/{model}/ready": _get(
+                "Whether a model answers; also under /versions/1",
+                missing="no such model",
+                away="it does not answer now",
+            ),
+            "/v2/health/live": _get("As /health/live", away="a new start would help"),
+            "/v2/health/ready": _get("As /health/ready", away="loading, stopping, or without an engine"),
             "/info": _get("What is served, from what, and within which limits"),
             "/health/live": _get("200 unless only a new start would help", away="a new start would help"),
             "/health/ready": _get(
@@ -167,6 +186,15 @@ def _with_images(described: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
+def _of_model(described: dict[str, Any]) -> dict[str, Any]:
+    """The same, whose path names the model, and whose body may hold the bytes of tensors behind its JSON."""
+    described["post"]["parameters"] = [NAMED]
+    described["post"]["requestBody"]["content"]["application/octet-stream"] = {}
+    described["post"]["responses"]["415"] = _answer("a content-encoding other than gzip and deflate")
+    described["post"]["responses"]["200"]["content"]["application/octet-stream"] = {}
+    return described
+
+
 def _get(
     summary: str, *, kind: str = "application/json", missing: str = "", away: str = ""
 ) -> dict[str, Any]:
@@ -174,7 +202,7 @@ def _get(
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if missing:
         responses["404"] = _answer(missing)
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
+        operation["parameters"] = [NAMED]
     if away:
         responses["503"] = _answer(away)
     return {"get": operation}
@@ -183,6 +211,8 @@ def _get(
 def _answer(description: str, kind: str = "application/json") -> dict[str, Any]:
     return {"description": description, "content": {kind: {}}}
 
+
+NAMED = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 
 METHOD = _answer("the path takes another method, which Allow names")
 

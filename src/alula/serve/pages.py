@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from alula.bundles import Bundle
 from alula.codecs import DetectionCodec, Page, each_image, images_codec
+from alula.codecs.images import Pixels
 from alula.core.errors import InputError, Overloaded
 from alula.core.tensor import Feeds
 from alula.serve.opening import PART
@@ -16,6 +17,8 @@ from alula.serve.options import ServeOptions
 from alula.serve.pictures import DECODERS, Uploaded
 from alula.serve.service import Observe, Run
 from alula.serve.uploads import Upload
+
+R = TypeVar("R")
 
 
 class Pages(Uploaded[Page]):
@@ -42,12 +45,23 @@ class Pages(Uploaded[Page]):
 
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
         """The boxes of each image, in its own pixels."""
+        return await self._each(images, self._boxes)
+
+    async def outputs(self, images: Sequence[Upload]) -> list[Feeds]:
+        """The map of each image."""
+        return await self._each(images, self._map)
+
+    def _rows(self, batch: Pixels) -> list[Page]:
+        return [Page(pixels=one, width=one.shape[-1], height=one.shape[-2]) for one in batch]
+
+    async def _each(self, images: Sequence[Upload], read: Callable[[Feeds, Page], R]) -> list[R]:
+        """What is read from the map of each image."""
         if not images:
             raise InputError("no image is given; expected at least one")
         self._admit(len(images), "images")
         if self.waiting and self.waiting + len(images) > self.policy.max_waiting_rows:
             raise Overloaded(f"{self.waiting} pages are waiting")
-        reading = [asyncio.ensure_future(self._boxes(image)) for image in images]
+        reading = [asyncio.ensure_future(self._one(image, read)) for image in images]
         self._outside.update(reading)
         try:
             return list(await asyncio.gather(*reading))
@@ -56,7 +70,7 @@ class Pages(Uploaded[Page]):
             for each in reading:
                 each.cancel()
 
-    async def _boxes(self, image: Upload) -> list[dict[str, Any]]:
+    async def _one(self, image: Upload, read: Callable[[Feeds, Page], R]) -> R:
         loop = asyncio.get_running_loop()
         async with self._places:
             self._outside.discard(asyncio.current_task())
@@ -65,8 +79,13 @@ class Pages(Uploaded[Page]):
             # Refused by itself, and not together with the pages of others that it would be run with.
             self._profile.padded({**sizes, "batch": 1}, keep=sizes)
             (output,) = await self.batcher.submit([page], [sizes.get("width", 1)])
-            boxes = await loop.run_in_executor(self._decoders, self.codec.read, output, page)
-        return [asdict(box) for box in boxes]
+            return await loop.run_in_executor(self._decoders, read, output, page)
+
+    def _boxes(self, output: Feeds, page: Page) -> list[dict[str, Any]]:
+        return [asdict(box) for box in self.codec.read(output, page)]
+
+    def _map(self, output: Feeds, page: Page) -> Feeds:
+        return output
 
     def _sizes(self, page: Page) -> dict[str, int]:
         """What the page makes of the axes that are open."""

@@ -15,6 +15,7 @@ from alula.codecs.images import Pixels
 from alula.codecs.recognition import STEP
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.service import Batched, Observe, Run
 from alula.serve.uploads import Upload
@@ -39,6 +40,30 @@ class Uploaded(Batched[T]):
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
         """What the model says of each image; of classes the `best`."""
 
+    @abstractmethod
+    async def outputs(self, images: Sequence[Upload]) -> list[Feeds]:
+        """What the engine gives for each image."""
+
+    async def outputs_of(self, batch: Pixels) -> list[Feeds]:
+        """What the engine gives for images made into pixels elsewhere, in one array as the engine takes it."""
+        self._admit(len(batch), "images")
+        rows = self._rows(batch)
+        sizes = {
+            dim: size
+            for dim, size in zip(self.spec.part(PART).inputs[0].shape[1:], batch.shape[1:], strict=True)
+            if isinstance(dim, str)
+        }
+        # Refused by itself, and not together with the images of others that it would be run with.
+        self._profile.padded({**sizes, "batch": 1}, keep=sizes.keys() - {"width"} if self.pads else sizes)
+        return await self.batcher.submit(rows, [sizes.get("width", 1)] * len(rows))
+
+    @abstractmethod
+    def _rows(self, batch: Pixels) -> list[T]:
+        """The same images, each as the batcher takes one."""
+
+    pads = False
+    """Whether images are padded on their right."""
+
 
 class Pictures(Uploaded[Pixels]):
     """A bundle being served that names what is in images, makes vectors of them, or reads lines of text."""
@@ -50,9 +75,14 @@ class Pictures(Uploaded[Pixels]):
         )
         assert not isinstance(codec, DetectionCodec), "pages are read elsewhere"
         self.codec = codec
+        self.pads = isinstance(codec, RecognitionCodec)
 
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
         """What the model says of each image: its `best` classes, its vector, or the line that stands in it."""
+        return [self._read(output, best) for output in await self.outputs(images)]
+
+    async def outputs(self, images: Sequence[Upload]) -> list[Feeds]:
+        """What the engine gives for each image."""
         if not images:
             raise InputError("no image is given; expected at least one")
         self._admit(len(images), "images")
@@ -66,8 +96,10 @@ class Pictures(Uploaded[Pixels]):
         finally:
             for each in decoding:
                 each.cancel()
-        outputs = await self.batcher.submit(pixels, [self._cost(image) for image in pixels])
-        return [self._read(output, best) for output in outputs]
+        return await self.batcher.submit(pixels, [self._cost(image) for image in pixels])
+
+    def _rows(self, batch: Pixels) -> list[Pixels]:
+        return list(batch) if isinstance(self.codec, RecognitionCodec) else self.codec.rows(batch)
 
     def _read(self, output: Feeds, best: int) -> Any:
         if isinstance(self.codec, RecognitionCodec):

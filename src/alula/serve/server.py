@@ -10,6 +10,8 @@ from typing import Any
 from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.core.words import TENSORS
+from alula.serve.arrays import Arrays
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.metrics import Metrics
@@ -116,6 +118,8 @@ class Server:
         elif bundle.model.task in READING:
             kind = Pages if bundle.model.task == "text-detection" else Pictures
             service = kind(bundle, self._runner(at), self.options, self.metrics.images)
+        elif bundle.model.task == TENSORS:
+            service = Arrays(bundle, self._runner(at), self.options, self.metrics.images)
         else:
             service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
@@ -143,6 +147,12 @@ class Server:
         """Bytes that the body of a request with images may have; none is taken where no model reads any."""
         reads = any(isinstance(service, Uploaded) for service in self.catalogue.services)
         return max(self.options.max_body_bytes, self.options.max_image_bytes if reads else 0)
+
+    @property
+    def largest_tensors(self) -> int:
+        """The same of a request with tensors, which over gRPC is its message."""
+        takes = any(isinstance(service, Uploaded | Arrays) for service in self.catalogue.services)
+        return max(self.options.max_body_bytes, self.options.max_image_bytes if takes else 0)
 
     def largest_body(self, *, shown: bool) -> int:
         """The same of a body of JSON, in which images are `shown` to models that write."""

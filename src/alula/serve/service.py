@@ -15,7 +15,6 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
-from alula.core.words import TENSORS
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
@@ -78,10 +77,6 @@ class Service(Batched[Row]):
     """A bundle being served that reads texts: its codec, and the batcher in front of its engine."""
 
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
-        if bundle.model.task == TENSORS:
-            raise InputError(
-                f"{bundle.root}: models that take arrays are not served; ask with alula run BUNDLE --feeds FILE.npz"
-            )
         spec = within(bundle.model, bundle.engine(PART).plan.profile)
         self.codec = TextCodec.open(bundle.tokenizer, spec)
         super().__init__(bundle, spec, run, options, observe)
@@ -115,12 +110,13 @@ def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPol
     if not spec.reads_text:
         axis, longest = "width", profile.axes["width"].max if "width" in profile.axes else 1
     return BatchPolicy(
-        max_rows=profile.axes["batch"].max,
+        max_rows=profile.axes["batch"].max if "batch" in profile.axes else 1,
         max_cells=max(options.max_batch_tokens, longest),
         max_waiting_rows=max(options.max_waiting_rows, options.max_client_batch),
         max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * longest),
         steps=tuple(
             (part.axes[axis].max if axis in part.axes else 1, part.axes["batch"].max)
             for part in profile.tuned
+            if "batch" in part.axes
         ),
     )

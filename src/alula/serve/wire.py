@@ -24,7 +24,12 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBHQIQ")
 MAX_META = 1 << 20
 MAX_PAYLOAD = 1 << 32
-DTYPES = frozenset({"int64", "int32", "float32", "float64", "bool", "uint8", "int8"})
+DTYPES = frozenset(
+    {
+        *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    }
+)
 
 ERRORS: dict[str, type[InputError | Overloaded | EngineError]] = {
     "input": InputError,
