@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import packaged as tests_packages
 import pytest
@@ -125,6 +126,28 @@ def test_the_command_reads_a_file_with_it(
     drawn().save(tmp_path / "page.png")
     assert alula(monkeypatch, "ocr", str(tmp_path / "page.png"), "--model", str(folder)) == 0
     assert letters(TEXTS[2]) in letters(capsys.readouterr().out)
+
+
+def test_subtitles_of_a_video_are_the_lines_low_in_its_pictures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video, rate = str(tmp_path / "film.mp4"), 4
+    with av.open(video, "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 640, 360, "yuv420p", 4_000_000
+        for at in range(3 * rate):
+            picture = Image.new("RGB", (640, 360), (60, 80, 110))
+            drawing = ImageDraw.Draw(picture)
+            drawing.text((40, 30), "HARBOUR STREET", font=ImageFont.load_default(26), fill="white")
+            text = {0: "", 1: "Where is the station?", 2: "It closed in 1987."}[at // rate]
+            drawing.text((120, 290), text, font=ImageFont.load_default(34), fill="white")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")))
+        container.mux(stream.encode(None))
+    assert alula(monkeypatch, "ocr", video, "--model", str(folder), "--task", "subtitle") == 0
+    assert [letters(line) for line in capsys.readouterr().out.splitlines()] == [
+        *("1", "00:00:01,000-->00:00:02,000", "Whereisthestation?", ""),
+        *("2", "00:00:02,000-->00:00:03,000", "Itclosedin1987."),
+    ]
 
 
 def test_bundles_in_each_others_places_are_refused(folder: Path, tmp_path: Path) -> None:

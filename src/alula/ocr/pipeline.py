@@ -62,7 +62,7 @@ _ROWS, _CELLS = 8, 6144
 class Pipeline:
     """A detector, a model of orientation and a recogniser as one reader of pages."""
 
-    tasks: Collection[Task] = ("text", "spotting", "subtitle")
+    tasks: Collection[Task] = ("text", "spotting")
 
     def __init__(self, folder: Path, *, threads: int = 0, looking: Looking | None = None) -> None:
         self.name = folder.resolve().name
