@@ -56,6 +56,25 @@ def test_requests_that_arrive_during_a_run_share_the_next_one() -> None:
     run(scenario)
 
 
+def test_a_request_that_is_cancelled_leaves_the_queue_at_once() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=1, max_waiting_rows=2)) as batcher:
+            running = ask(batcher, 1)
+            await settle()
+            late = ask(batcher, 2, 3)
+            await settle()
+            assert batcher.waiting == 2
+            late.cancel()
+            await settle()
+            assert batcher.waiting == 0
+            gate.open.set()
+            assert await running == [10]
+        assert gate.calls == [[1]]
+
+    run(scenario)
+
+
 def test_requests_that_arrive_together_run_together() -> None:
     async def scenario() -> None:
         gate = Gate(open_=True)

@@ -85,7 +85,7 @@ class Batcher(Generic[In, Out]):
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue, those cancelled since the last batch included."""
+        """Rows in the queue; those whose request was cancelled have left it."""
         return len(self._queue)
 
     def refuse_unless_room(self, rows: int) -> None:
@@ -104,6 +104,10 @@ class Batcher(Generic[In, Out]):
         self._arrived.set()
         try:
             return list(await asyncio.gather(*replies))
+        except asyncio.CancelledError:
+            # Whoever left, or came to the end of its time, makes room at once.
+            self._drop_cancelled()
+            raise
         finally:
             for reply in replies:
                 reply.cancel()

@@ -37,6 +37,9 @@ def serve(
     body_timeout_s: float = typer.Option(
         30.0, min=0.001, help="Seconds a request's body may take to arrive."
     ),
+    timeout_s: float = typer.Option(
+        30.0, min=0.001, help="Seconds a request may take that does not say so itself."
+    ),
     grace_s: float = typer.Option(30.0, min=0, help="Seconds admitted requests may take after SIGTERM."),
     log_format: str = typer.Option("none", help="Access log on stderr: none, text or json."),
 ) -> int:
@@ -64,6 +67,7 @@ def serve(
         max_image_pixels=max_image_pixels,
         max_connections=max_connections,
         body_timeout_s=body_timeout_s,
+        timeout_s=timeout_s,
         grace_s=grace_s,
         log_format=next(known for known in LOG_FORMATS if known == log_format),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -14,9 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, openapi, v2_routes, written
+from alula.serve import answering, bodies, deadlines, openapi, v2_routes, written
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
+from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, failure_of
 from alula.serve.events import Events, EventStream
 from alula.serve.information import info, model, models
@@ -43,6 +45,9 @@ ANSWERS: dict[str, Answer] = {
 
 UPLOADS = frozenset({"/predict"})
 """Where a body may hold images as they are."""
+
+IN_TIME = frozenset({"/v1/embeddings", "/embed", "/predict", "/rerank"})
+"""Where a request is answered by its deadline; answers that are written have a limit of their own."""
 
 SHOWN = frozenset({"/v1/chat/completions"})
 """Where a body may hold images in its JSON."""
@@ -100,7 +105,8 @@ def _posted(server: Server, path: str, answer: Answer) -> Callable[[Request], Aw
         leave: Callable[[], None] | None = server.gate.leave
         try:
             fields = _fields(request, body, uploads=uploads)
-            value = await _unless_gone(request, answer(server.catalogue, fields))
+            deadline = _deadline(server, request, fields) if path in IN_TIME else None
+            value = await _unless_gone(request, answer(server.catalogue, fields), deadline)
             if isinstance(value, Events):
                 stream = EventStream(value, server.gate.leave)
                 leave = None  # the request is answered once the stream has ended
@@ -122,20 +128,36 @@ def _fields(request: Request, body: bytes, *, uploads: bool) -> Fields:
     return Fields(bodies.parse(body))
 
 
-async def _unless_gone(request: Request, answer: Awaitable[Any]) -> Any:
-    """The answer; or `GONE`, and nothing more is done for a client who left."""
+def _deadline(server: Server, request: Request, fields: Fields) -> Deadline:
+    """Until when the client waits: as it says, in the header or the body, or the server's word."""
+    asked = fields.some((deadlines.FIELD,)).get(deadlines.FIELD)
+    within_s = deadlines.allowed(
+        deadlines.from_header(request.headers.get(deadlines.HEADER)),
+        deadlines.from_field(asked),
+        default=server.options.timeout_s,
+    )
+    return Deadline.after(within_s, monotonic())
+
+
+async def _unless_gone(request: Request, answer: Awaitable[Any], deadline: Deadline | None = None) -> Any:
+    """The answer; or `GONE`. Nothing more is done for a client who left, or whose time is over."""
     work = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        left = deadline.left(monotonic()) if deadline else None
+        done, _ = await asyncio.wait({work, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if deadline and not done:
+            raise deadline.missed()
         return work.result() if work.done() else GONE
     finally:
         work.cancel()
         leaving.cancel()
 
 
-async def _response_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
-    response = await _unless_gone(request, answer)
+async def _response_unless_gone(
+    request: Request, answer: Awaitable[Response], deadline: Deadline
+) -> Response:
+    response = await _unless_gone(request, answer, deadline)
     return Response(status_code=CLIENT_GONE) if response is GONE else response
 
 

@@ -24,13 +24,14 @@ NAME = "alula"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """One request; without names of `outputs` all of them are wanted."""
+    """One request; without names of `outputs` all of them are wanted, without `within_s` the server's word holds."""
 
     model: str
     version: str = ""
     id: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[str, ...] = ()
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,12 @@ TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 MODEL = {"type": "string", "description": "which of the served models; by default the first that fits"}
 TRUNCATE = {"type": "boolean", "default": True, "description": "cut texts that are too long, or refuse them"}
 OBJECT = {"type": "object"}
+TIMEOUT = {
+    "type": "number",
+    "exclusiveMinimum": 0,
+    "maximum": 3600,
+    "description": "seconds until 504; X-Request-Timeout-Ms says the same in milliseconds",
+}
 DIRECTION = {"enum": ["right"], "default": "right", "description": "which end of a text is cut off"}
 OPTIONS = {
     "aggregation_strategy": {
@@ -58,6 +64,7 @@ def document() -> dict[str, Any]:
                     "encoding_format": {"enum": ["float", "base64"], "default": "float"},
                     "dimensions": COUNT,
                     "user": TEXT,
+                    "timeout": TIMEOUT,
                 },
                 ["input"],
                 {"input": ["A parrot sat on the fence.", "There is a bird outside."]},
@@ -71,6 +78,7 @@ def document() -> dict[str, Any]:
                     "truncation_direction": DIRECTION,
                     "dimensions": COUNT,
                     "model": MODEL,
+                    "timeout": TIMEOUT,
                 },
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
@@ -99,6 +107,7 @@ def document() -> dict[str, Any]:
                         "truncate": TRUNCATE,
                         "truncation_direction": DIRECTION,
                         "model": MODEL,
+                        "timeout": TIMEOUT,
                     },
                     [],
                     {"inputs": "A parrot sat on the fence."},
@@ -114,6 +123,7 @@ def document() -> dict[str, Any]:
                     "truncate": TRUNCATE,
                     "truncation_direction": DIRECTION,
                     "model": MODEL,
+                    "timeout": TIMEOUT,
                 },
                 ["query", "texts"],
                 {"query": "Which bird talks?", "texts": ["Parrots can talk.", "Fences cannot."]},

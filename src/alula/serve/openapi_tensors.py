@@ -40,6 +40,7 @@ INFER: dict[str, Any] = {
     "outputs": {"type": "array", "items": _OUTPUT, "description": "which outputs; all of them by default"},
     "parameters": _object(
         [],
+        timeout={"type": "integer", "minimum": 0, "description": "microseconds; 0 leaves it to the server"},
         binary_data_output={
             "type": "boolean",
             "default": False,

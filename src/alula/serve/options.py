@@ -22,10 +22,11 @@ class ServeOptions:
     """Where to listen, what to serve, and the limits.
 
     `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `body_timeout_s` is how long
-    the head of a request may take to arrive, and then its body; `grace_s` is how long
-    admitted requests may take once the server was told to stop; `engine_command` starts the engine process. The body
-    of a request with images may have `max_image_bytes`, an image `max_image_pixels`, and all bodies that are here
-    together `max_bodies_bytes`, or what one may have if that is more.
+    the head of a request may take to arrive, and then its body; `timeout_s` is how long a request may take from then
+    on that does not say so itself, answers that are written excepted; `grace_s` is how long admitted requests may take
+    once the server was told to stop; `engine_command` starts the engine process. The body of a request with images may
+    have `max_image_bytes`, an image `max_image_pixels`, and all bodies that are here together `max_bodies_bytes`, or
+    what one may have if that is more.
 
     Of each model that writes: `cache_bytes` is what keys and values may take, None for what fits the machine,
     `max_sequences` how many answers are written at once, `max_waiting` how many more may wait, and `answer_timeout_s`
@@ -47,6 +48,7 @@ class ServeOptions:
     max_image_pixels: int = 50_000_000
     max_connections: int = 1_000
     body_timeout_s: float = 30.0
+    timeout_s: float = 30.0
     grace_s: float = 30.0
     run_timeout_s: float = 120.0
     cache_bytes: int | None = None
@@ -80,6 +82,8 @@ class ServeOptions:
             raise InputError(f"cache_bytes is {self.cache_bytes}; expected at least 1")
         if self.answer_timeout_s <= 0:
             raise InputError(f"answer_timeout_s is {self.answer_timeout_s}; expected more than 0")
+        if not 0 < self.timeout_s <= 3_600:
+            raise InputError(f"timeout_s is {self.timeout_s}; expected more than 0 and at most 3600")
         if self.threads < 0 or self.grace_s < 0 or self.run_timeout_s <= 0 or self.body_timeout_s <= 0:
             raise InputError(
                 "threads and grace_s must not be negative, and run_timeout_s and body_timeout_s above 0"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alula.core.errors import InputError
-from alula.serve import bodies
+from alula.serve import bodies, deadlines
 from alula.serve.bodies import Fields
 from alula.serve.errors import Refused
 from alula.serve.inference import VERSION, Answered, Asked, Described
@@ -68,14 +68,27 @@ def asked(body: bytes, header_length: str | None, model: str, version: str) -> t
     inputs.done()
     parameters = fields.within("parameters")
     binary = parameters.get("binary_data_output", bool, default=False)
+    within_s = microseconds(parameters.maybe("timeout", int))
     parameters.done()
     wanted = fields.maybe("outputs", list) or []
     outputs = dict(_output(one, f"outputs[{at}]", binary) for at, one in enumerate(_list(wanted)))
     if len(outputs) < len(wanted):
         raise InputError("an output is asked for twice")
     fields.done()
-    request = Asked(model=model, version=version, id=request_id, inputs=tensors, outputs=tuple(outputs))
+    request = Asked(
+        model=model,
+        version=version,
+        id=request_id,
+        inputs=tensors,
+        outputs=tuple(outputs),
+        within_s=within_s,
+    )
     return request, Wish(binary=binary, outputs=outputs)
+
+
+def microseconds(timeout: int | None) -> float | None:
+    """The parameter `timeout` in seconds; none and 0 leave it to the server."""
+    return deadlines.within(timeout / 1_000_000, "timeout") if timeout else None
 
 
 def written(answered: Answered, wish: Wish) -> tuple[bytes, int | None]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from alula.core.errors import InputError
-from alula.serve import bodies, v2
+from alula.serve import bodies, deadlines, v2
+from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, failure_of
-from alula.serve.inference import described, found, infer, server_metadata
+from alula.serve.inference import Asked, described, found, infer, server_metadata
 from alula.serve.server import Server
+from alula.serve.v2 import Wish
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-Unless: TypeAlias = Callable[[Request, Awaitable[Response]], Awaitable[Response]]
+Unless: TypeAlias = Callable[[Request, Awaitable[Response], Deadline], Awaitable[Response]]
+T = TypeVar("T")
 
 STEM = "/v2/models/{model:path}"
 VERSIONED = STEM + "/versions/{version}"
@@ -30,7 +34,7 @@ INLINE_BYTES = 65_536
 
 
 def routes(server: Server, unless_gone: Unless) -> list[Route]:
-    """Every path under /v2; `unless_gone` ends the work for a client who left."""
+    """Every path under /v2; `unless_gone` ends the work for a client who left or whose time is over."""
     infer_endpoint = _infer(server, unless_gone)
     return [
         Route("/v2", _got(server_metadata)),
@@ -107,8 +111,16 @@ def _infer(server: Server, unless_gone: Unless) -> Endpoint:
             except Exception as error:
                 return refusal(failure_of(error))
             try:
+                began = monotonic()
                 body = v2.inflated(body, _encoding(request), limit, take)
-                return await unless_gone(request, _answer(server, request, body))
+                asked, wish = await _asked(request, body)
+                within_s = deadlines.allowed(
+                    deadlines.from_header(request.headers.get(deadlines.HEADER)),
+                    asked.within_s,
+                    default=server.options.timeout_s,
+                )
+                answer = _answer(server, asked, wish)
+                return await unless_gone(request, answer, Deadline.after(within_s, began))
             except Exception as error:  # the edge of the process: whatever it is becomes an answer
                 return refusal(failure_of(error))
             finally:
@@ -117,10 +129,13 @@ def _infer(server: Server, unless_gone: Unless) -> Endpoint:
     return endpoint
 
 
-async def _answer(server: Server, request: Request, body: bytes) -> Response:
+async def _asked(request: Request, body: bytes) -> tuple[Asked, Wish]:
     length = request.headers.get(v2.HEADER_LENGTH)
     model, version = _named(request)
-    asked, wish = await _aside(len(body), lambda: v2.asked(body, length, model, version))
+    return await _aside(len(body), lambda: v2.asked(body, length, model, version))
+
+
+async def _answer(server: Server, asked: Asked, wish: Wish) -> Response:
     answered = await infer(server.catalogue, asked)
     size = sum(tensor.values.nbytes for tensor in answered.outputs)
     content, head = await _aside(size, lambda: v2.written(answered, wish))
@@ -129,7 +144,7 @@ async def _answer(server: Server, request: Request, body: bytes) -> Response:
     return Response(content, media_type="application/octet-stream", headers={v2.HEADER_LENGTH: str(head)})
 
 
-async def _aside(size: int, work: Callable[[], Any]) -> Any:
+async def _aside(size: int, work: Callable[[], T]) -> T:
     """Done here where it is little, else in a thread."""
     if size <= INLINE_BYTES:
         return work()
