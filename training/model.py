@@ -104,11 +104,12 @@ def made(size: str, seed: int) -> Any:
     model = HunYuanVLForConditionalGeneration(config_of(size))
     embeddings = model.model.vision_tower.embeddings
     with torch.no_grad():
-        embeddings.position_embedding.weight[1:] = (
-            _waves(embeddings.position_edge, embeddings.embed_dim) * 0.3
-        )
-        # Conv2d's own start, which transformers replaces by one for linear layers, small for 768 inputs.
-        nn.init.normal_(embeddings.patch_embedding.weight, std=768**-0.5)
+        embeddings.position_embedding.weight[1:] = _waves(embeddings.position_edge, embeddings.embed_dim)
+        for name, module in model.named_modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)) and "lm_head" not in name:
+                # transformers starts all with 0.02, which is for layers four times as wide.
+                ends = name.endswith(("o_proj", "fc2", "down_proj"))
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5 * (0.3 if ends else 1))
     return model
 
 
