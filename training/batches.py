@@ -275,7 +275,7 @@ class _Numbers(Sampler[tuple[int, float | None]]):
 def drawn_ahead(plan: Plan, span: Span, progress: Any, *, workers: int, pin: bool) -> Iterator[Batch]:
     """Batches in order, some of them waiting for each of the worker processes.
 
-    With `span.steps` they are the same ones in every run; without, each follows `progress.value` when it is drawn.
+    With `span.steps` they are the same ones in every run; without, each follows `progress.value` at the time.
     """
     loader: DataLoader[Batch] = DataLoader(
         _Pages(plan, progress),

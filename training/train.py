@@ -24,13 +24,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.batches import Batch, Plan, Span, drawn_ahead
+from training.batches import STAGES, Batch, Plan, Span, drawn_ahead
 from training.evaluate import held_pages, scores
 from training.learning import Speller, losses, moved
 from training.model import SIZES, made
 
 BEGAN = time.monotonic()
 """A piece's minutes count from here on, what starting takes included."""
+_READS, _LATEST = 0.6, 0.25
+"""Below which loss of the answers larger pages come, and from which share of the time on in any case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,7 @@ class Training:
         self.size, self.schedule, self.device = size, schedule, device
         self.model = made(size, seed).to(device)
         self.speller = Speller(self.model.config.text_config.hidden_size).to(device)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.reads = 0, 0.0, False
         self.optimizer = torch.optim.AdamW(
             _groups(self.model, self.speller),
             lr=schedule.rate,
@@ -89,6 +91,14 @@ class Training:
             "norm": norm,
         }
 
+    def seen(self, answers: float) -> None:
+        """Take note of a loss: below 0.6 the model reads, and does not just guess what is likely."""
+        if not math.isfinite(answers):
+            raise FloatingPointError(
+                f"the loss is {answers} at step {self.step}: go on from the last checkpoint with a lower --rate"
+            )
+        self.reads = self.reads or answers < _READS
+
     def save(self, file: Path) -> None:
         """Everything that going on needs."""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +107,7 @@ class Training:
             "size": self.size,
             "step": self.step,
             "seconds": self.seconds,
+            "reads": self.reads,
             "model": self.model.state_dict(),
             "speller": self.speller.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -112,7 +123,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.speller.load_state_dict(state["speller"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.reads = state["step"], state["seconds"], state["reads"]
 
 
 def autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -140,17 +151,22 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def run(training: Training, given: argparse.Namespace) -> None:
     """Learn until the minutes of this piece or all steps are over, and save."""
-    progress = multiprocessing.Value("d", _progress(training, given))
+    shown = multiprocessing.Value("d", paced(_progress(training, given), reads=training.reads))
     batches = drawn_ahead(
         plan_of(given),
         Span(first=training.step, steps=given.steps),
-        progress,
+        shown,
         workers=given.workers,
         pin=training.device.type == "cuda",
     )
     with (given.output / "log.jsonl").open("a", encoding="utf-8") as log:
-        _learn(training, given, batches, progress, Log(log))
+        _learn(training, given, batches, shown, Log(log))
     training.save(given.output / "last.pt")
+
+
+def paced(progress: float, *, reads: bool) -> float:
+    """How far the pages are: those of the first stage stay until they are read, a quarter of the time at most."""
+    return progress if reads or progress > _LATEST else min(progress, STAGES[1].after - 1e-6)
 
 
 class Log:
@@ -169,41 +185,44 @@ class Log:
         print(text, flush=True)
 
 
+class Meter:
+    """Pages and seconds since the last line that said them."""
+
+    def __init__(self) -> None:
+        self.pages, self.waited, self.since = 0, 0.0, time.monotonic()
+
+    def read(self) -> dict[str, float]:
+        """Pages a second, and the share of the time in which there was nothing to learn from; begins anew."""
+        took = time.monotonic() - self.since
+        found = {"pages_per_s": self.pages / took, "waited": self.waited / took}
+        self.pages, self.waited, self.since = 0, 0.0, time.monotonic()
+        return found
+
+
 def _learn(
-    training: Training, given: argparse.Namespace, batches: Iterator[Batch], progress: Any, log: Log
+    training: Training, given: argparse.Namespace, batches: Iterator[Batch], shown: Any, log: Log
 ) -> None:
     saved = judged = time.monotonic()
-    pages, waited, since = 0, 0.0, time.monotonic()
+    meter = Meter()
     while not _over(training, given):
         before = time.monotonic()
         batch = next(batches)
-        waited += time.monotonic() - before
-        found = training.learn(batch, progress.value)
-        pages += len(batch.levels)
+        meter.waited += time.monotonic() - before
+        progress = _progress(training, given)
+        found = training.learn(batch, progress)
+        meter.pages += len(batch.levels)
         if training.step % given.log == 0 or training.step == given.steps:
-            row = {name: float(value) for name, value in found.items()}  # waits for the device
-            took = time.monotonic() - since
-            log.say(
-                {
-                    "step": training.step,
-                    "minutes": training.seconds / 60,
-                    "progress": progress.value,
-                    **row,
-                    "rate": training.optimizer.param_groups[0]["lr"],
-                    "pages_per_s": pages / took,
-                    "waited": waited / took,
-                    "shape": list(batch.levels.shape),
-                }
-            )
-            pages, waited, since = 0, 0.0, time.monotonic()
+            values = {name: float(value) for name, value in found.items()}  # waits for the device
+            done = {"step": training.step, "minutes": training.seconds / 60, "progress": progress}
+            rate = {"rate": training.optimizer.param_groups[0]["lr"], "shape": list(batch.levels.shape)}
+            log.say({**done, **values, **rate, **meter.read()})
+            training.seen(values["answers"])
         training.seconds += time.monotonic() - before
-        progress.value = _progress(training, given)
-        now = time.monotonic()
-        if now - judged > given.judge * 60:
+        shown.value = paced(_progress(training, given), reads=training.reads)
+        if time.monotonic() - judged > given.judge * 60:
             _judge(training, given, log)
-            judged = since = time.monotonic()
-            pages, waited = 0, 0.0
-        if now - saved > given.save * 60:
+            judged, meter = time.monotonic(), Meter()
+        if time.monotonic() - saved > given.save * 60:
             training.save(given.output / "last.pt")
             saved = time.monotonic()
     if given.judge_pages:

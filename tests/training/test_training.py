@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from training import pack
+from training.batches import STAGES, stage_at
 from training.evaluate import distance, held_pages, judged, loaded
 from training.fonts import Fonts
 from training.reading import answers
 from training.render import SMALL, render
-from training.train import Schedule, Training, arguments, run
+from training.train import Schedule, Training, arguments, paced, run
 
 STEPS = 6
 
@@ -97,6 +98,19 @@ def test_the_rate_rises_then_falls() -> None:
     assert schedule.rate_at(1000, 0.5) == pytest.approx(0.505)
     assert schedule.rate_at(1000, 1.0) == pytest.approx(0.01)
     assert [schedule.beside_at(each) for each in (0, 0.6, 1)] == pytest.approx([1, 0.2, 0.2])
+
+
+def test_small_pages_stay_until_they_are_read_or_time_is_short() -> None:
+    assert [paced(0.05, reads=reads) for reads in (False, True)] == [0.05, 0.05]
+    assert stage_at(paced(0.2, reads=False)) is STAGES[0]
+    assert stage_at(paced(0.2, reads=True)) is STAGES[2]
+    assert stage_at(paced(0.26, reads=False)) is STAGES[2]
+    training = Training("tiny", 0, Schedule(rate=1e-3, warm=2), torch.device("cpu"))
+    for loss, reads in ((2.0, False), (0.5, True), (0.9, True)):
+        training.seen(loss)
+        assert training.reads is reads
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
+        training.seen(float("nan"))
 
 
 def test_answers_do_not_depend_on_what_is_read_beside_them(fonts: Path) -> None:
