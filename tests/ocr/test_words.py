@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import jsonschema
@@ -19,9 +20,12 @@ from alula.documents import (
     Document,
     Notice,
     Scan,
+    SearchablePdf,
+    Task,
     document_to_json,
     published_schema,
     rectangle,
+    written,
 )
 from alula.ocr import Ask
 from alula.ocr.answers import Written, blocks_in, cleaned, degenerate, page_of
@@ -232,3 +236,46 @@ def test_an_answer_that_was_cut_or_looped_says_so() -> None:
     assert page.text == "begin: and so on"
     assert [notice.code for notice in page.notices] == ["repetition"]
     assert "' and so on' came 300 times in a row" in page.notices[0].message
+
+
+_PIECES = st.sampled_from(
+    [
+        *(
+            "<table>",
+            "</table>",
+            "<tr>",
+            "<td colspan=3>",
+            "</td>",
+            "<pos_1>",
+            "<ref>",
+            "<quad>",
+            "|",
+            "$$",
+            "\\[",
+            "\\]",
+        ),
+        *("(1,2),(30,999)", "(", "{", "}", '"a"', ":", "[", "]", "```json\n", "```", "# ", "\n", "\n\n"),
+        *("a", "中", "0", "\ud800", "\ufffd", "\0"),
+    ]
+)
+_PLAIN: tuple[Task, ...] = ("document", "text", "spotting", "table", "formula", "chart", "subtitle")
+_ASKS = st.sampled_from(
+    [
+        *(Ask(task=task) for task in _PLAIN),
+        *(Ask(task="fields", fields=("a",)), Ask(task="translate", to="en"), Ask(task="ask", question="?")),
+    ]
+)
+
+
+@given(st.lists(_PIECES, max_size=40).map("".join), _ASKS)
+def test_whatever_a_model_writes_becomes_a_page_in_every_format(text: str, ask: Ask) -> None:
+    page = page_of(scan(), Written(text=text), ask)
+    document = Document(source="a", task=ask.task, pages=(page,))
+    jsonschema.Draft202012Validator(published_schema()).validate(document_to_json(document))
+    for form in ("text", "md", "json", "html"):
+        assert isinstance(written(document, form), str)
+    file = io.BytesIO()
+    searchable = SearchablePdf(file)
+    searchable.add(page, ask.task, b"", None)
+    searchable.close()
+    assert file.getvalue().endswith(b"%%EOF\n")

@@ -107,7 +107,7 @@ def ocr(
         language=_language(prompt),
         max_tokens=max_tokens,
     )
-    videos = frozenset(file for file in files if Path(file).is_file() and kind_of(file) == "video")
+    videos = frozenset(filter(_is_video, files))
     form = _one_of(format, FORMATS, "--format") if format else usual_format(ask.task, video=bool(videos))
     _check_videos(videos, files, ask.task, form, pages)
     selection = Selection.parse(pages) if pages else Selection()
@@ -119,10 +119,12 @@ def ocr(
         denoise=denoise,
         skip=not read_blurred and ask.task not in PICTURES,
     )
-    if as_json and output is None:
-        raise InputError("--json says what came of each file; the results themselves need a place: -o FOLDER")
-    if boxes and (output is None or videos):
-        raise InputError("--draw writes pages beside their results: give images or PDFs, and -o FOLDER")
+    if jobs < 0 or threads < 0:
+        raise InputError(f"--jobs is {jobs} and --threads {threads}; expected 0 or more of each")
+    if boxes and videos:
+        raise InputError("--draw is for pages of images and PDFs; a video has none")
+    if output is None:
+        _check_standard_output(form, files, as_json=as_json, boxes=boxes)
     goals = dict(zip(files, places(files, output, form), strict=True))
     shown = Phases() if output is not None or not sys.stdout.isatty() else Silent()
     with shown.phase("load the model"):
@@ -150,6 +152,26 @@ def ocr(
     if output is not None:
         _show(summaries, as_json=as_json)
     return code_of(summaries)
+
+
+def _is_video(file: str) -> bool:
+    """Whether it can be opened and is one; what cannot be opened is for the run to name."""
+    try:
+        return Path(file).is_file() and kind_of(file) == "video"
+    except OSError:
+        return False
+
+
+def _check_standard_output(form: str, files: Sequence[str], *, as_json: bool, boxes: bool) -> None:
+    """What has no place there."""
+    if as_json:
+        raise InputError("--json says what came of each file; the results themselves need a place: -o FOLDER")
+    if boxes:
+        raise InputError("--draw writes pages beside their results, which need a place: -o FOLDER")
+    if form in {"html", "srt"} and len(files) > 1:
+        raise InputError(
+            f"{len(files)} files are {len(files)} documents of {form}, which need a place: -o FOLDER"
+        )
 
 
 def _seen(taking: Taking) -> dict[str, Any]:
