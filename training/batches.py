@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, 
 CELL = 32
 """Pixels of a page, across and down, that become one token of the language model."""
 SLOTS = 8
-"""So many characters of a cell are named, in reading order, by what trains the vision part beside the answers."""
+"""So many places of a cell have their characters named by what trains the vision part beside the answers."""
+_SLOT_DOWN, _SLOT_ACROSS = 16, 8
 _WITHOUT_SYSTEM = 0.15
 _MULTIPLE = 32
 _PIECES = re.compile(r"</?t\w+>|\(\d+,\d+\),\(\d+,\d+\)|.", re.DOTALL)
@@ -166,8 +168,8 @@ def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
         at.append(np.arange(len(prompt) - 1, len(both) - 1) + row * length)
         before = row * length + len(prompt) - 1
         sights += [(before + token, square) for token, square in sights_of(pages[row])]
-    cells = [_cells(page, pad) for page in pages]
-    per_page = (height // CELL) * (width // CELL)
+    per_page = np.array([(height // CELL) * (width // CELL), 0, 0])
+    cells = np.concatenate([cells_of(page, pad) + row * per_page for row, page in enumerate(pages)])
     return Batch(
         levels=torch.from_numpy(np.stack([page.levels for page in pages])),
         paper=torch.tensor([page.paper for page in pages], dtype=torch.uint8),
@@ -176,11 +178,9 @@ def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
         places=torch.from_numpy(places),
         at=torch.from_numpy(np.concatenate(at).astype(np.int32)),
         wanted=torch.tensor([each for answer in answers for each in answer], dtype=torch.int32),
-        cells=torch.tensor(
-            [c + row * per_page for row, each in enumerate(cells) for c, _, _ in each], dtype=torch.int32
-        ),
-        slots=torch.tensor([slot for each in cells for _, slot, _ in each], dtype=torch.int32),
-        spelled=torch.tensor([token for each in cells for _, _, token in each], dtype=torch.int32),
+        cells=torch.from_numpy(cells[:, 0].astype(np.int32)),
+        slots=torch.from_numpy(cells[:, 1].astype(np.int32)),
+        spelled=torch.from_numpy(cells[:, 2].astype(np.int32)),
         first=torch.tensor([prompt.index(image) + 1 for prompt in prompts], dtype=torch.int32),
         looking=torch.tensor([token for token, _ in sights], dtype=torch.int32),
         where=torch.tensor([square for _, square in sights], dtype=torch.int32),
@@ -196,22 +196,29 @@ def _token_of(character: str) -> int:
     return int(ids[0]) if len(ids) == 1 else -1
 
 
-def _cells(page: Page, blank: int) -> list[tuple[int, int, int]]:
-    """Cell, slot and token of every character, line by line; behind the last one of a cell comes `blank`."""
+def cells_of(page: Page, blank: int) -> NDArrayInt:
+    """What is where in every cell: rows of cell, slot and token; slots are 2 rows of 4, 16 pixels down and 8 across.
+
+    A slot has the character that its middle lies in. Of those without one, which are most, every fifth is `blank`.
+    """
     height, width = page.levels.shape
-    across, down = width // CELL, height // CELL
-    found: list[tuple[int, int, int]] = []
-    taken: dict[int, int] = dict.fromkeys(range(across * down), 0)
+    grid = np.full((height // _SLOT_DOWN, width // _SLOT_ACROSS), blank, np.int64)
     for line in page.lines:
-        for character, (x, y) in zip(line.text, line.middles, strict=True):
-            if character == " " or not (0 <= x < width and 0 <= y < height):
-                continue
-            cell = int(y) // CELL * across + int(x) // CELL
-            if taken[cell] < SLOTS:
-                found.append((cell, taken[cell], _token_of(character)))
-            taken[cell] += 1
-    found += [(cell, count, blank) for cell, count in taken.items() if count < SLOTS]
-    return [each for each in found if each[2] >= 0]
+        for character, (x, y), half in zip(line.text, line.middles, line.halves, strict=True):
+            token = _token_of(character)
+            if character != " " and token >= 0 and 0 <= x < width and 0 <= y < height:
+                grid[_within(y, line.tall, _SLOT_DOWN), _within(x, half, _SLOT_ACROSS)] = token
+    down, across = np.nonzero(
+        (grid != blank) | (np.arange(grid.size).reshape(grid.shape) % 5 == page.number % 5)
+    )
+    cell = down // 2 * (width // CELL) + across // 4
+    return np.stack((cell, down % 2 * 4 + across % 4, grid[down, across]), axis=1)
+
+
+def _within(middle: float, half: float, step: int) -> slice:
+    """The steps whose middles lie within `half` of a place; at least the one that it is in."""
+    first, last = (max(0, math.ceil((middle + side) / step - 0.5)) for side in (-half, half))
+    return slice(first, last) if first < last else slice(int(middle // step), int(middle // step) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 from PIL import Image, ImageDraw
@@ -20,13 +21,16 @@ PAPER, INK = 32, 224
 class Line:
     """A line that was written: its corners, clockwise from the upper left, and the middle of every character.
 
-    `row` is the height of its baseline before the page was turned: what has the same one is read as one line.
+    `row` is the height of its baseline before the page was turned: what has the same one is read as one line. From its
+    middle a character is half of its width, in `halves`, to both sides, and `tall` up and down.
     """
 
     text: str
     row: float
     corners: tuple[tuple[float, float], ...]
     middles: tuple[tuple[float, float], ...]
+    halves: tuple[float, ...]
+    tall: float
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -56,12 +60,11 @@ class Canvas:
             (x + right, baseline + bottom),
             (x + left, baseline + bottom),
         )
-        middles, at, middle = [], x, baseline - size * 0.3
-        for character in text:
-            wide = advance(file, size, character)
-            middles.append((at + wide / 2, middle))
-            at += wide
-        line = Line(text=text, row=baseline, corners=corners, middles=tuple(middles))
+        halves = tuple(advance(file, size, character) / 2 for character in text)
+        ends = accumulate((2 * half for half in halves), initial=x)
+        middle = baseline - size * 0.35
+        middles = tuple((start + half, middle) for start, half in zip(ends, halves, strict=False))
+        line = Line(text=text, row=baseline, corners=corners, middles=middles, halves=halves, tall=size * 0.4)
         self.lines.append(line)
         return line
 
@@ -80,7 +83,12 @@ class Canvas:
     def scaled(self, across: float, down: float) -> None:
         """What the lines know after the picture was made larger or smaller."""
         self.lines = [
-            _mapped(line, lambda point: (point[0] * across, point[1] * down)) for line in self.lines
+            replace(
+                _mapped(line, lambda point: (point[0] * across, point[1] * down)),
+                halves=tuple(half * across for half in line.halves),
+                tall=line.tall * down,
+            )
+            for line in self.lines
         ]
 
 

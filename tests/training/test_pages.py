@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from training.batches import CELL, SLOTS, Plan, joined, sights_of
+from training.batches import CELL, SLOTS, Plan, cells_of, joined, sights_of
 from training.canvas import PAPER, Canvas
 from training.characters import ALPHABET
 from training.fonts import FACES, Fonts
@@ -98,28 +98,25 @@ def test_what_is_turned_is_where_its_line_says(fonts: Path) -> None:
     assert said("text", Canvas(10, 10)) == "没有文字"
 
 
-def test_characters_of_cells_are_those_of_the_lines_in_their_order(pages: list[Page]) -> None:
+def test_slots_of_cells_have_the_characters_that_they_lie_in(pages: list[Page]) -> None:
     tokenizer = build()
-    page = next(page for page in pages if page.task == "text" and len(page.lines) > 3)
-    batch = joined([page], [False])
-    words = {
-        token: character
-        for character in ALPHABET
-        if len(ids := tokenizer.encode(character).ids) == 1
-        for token in ids
-    }
-    written = [
-        (cell, words[token])
-        for cell, slot, token in zip(
-            batch.cells.tolist(), batch.slots.tolist(), batch.spelled.tolist(), strict=True
-        )
-        if token != tokenizer.token_to_id(PAD) and slot < SLOTS
-    ]
-    first = page.lines[0]
-    across = page.levels.shape[1] // CELL
-    x, y = first.middles[0]
-    assert (int(y) // CELL * across + int(x) // CELL, first.text[0]) in written
-    assert len(written) == sum(len(line.text.replace(" ", "")) for line in page.lines)
+    pad = tokenizer.token_to_id(PAD)
+    assert pad is not None
+    for page in pages[:20]:
+        found = {(cell, slot): token for cell, slot, token in cells_of(page, pad).tolist()}
+        across = page.levels.shape[1] // CELL
+        right, count = 0, 0
+        for line in page.lines:
+            for character, (x, y) in zip(line.text, line.middles, strict=True):
+                if character != " ":
+                    place = int(y) // CELL * across + int(x) // CELL, int(y) % 32 // 16 * 4 + int(x) % 32 // 8
+                    [token] = tokenizer.encode(character).ids
+                    right, count = right + (found.get(place) == token), count + 1
+        # Of two letters in one slot, narrow ones at small sizes, the later one has it.
+        assert right >= 0.9 * count
+        assert {slot for _, slot in found} <= set(range(SLOTS))
+        blank = sum(token == pad for token in found.values())
+        assert 0 < blank <= page.levels.size / (16 * 8) / 5 + 1
 
 
 def test_where_to_look_is_known_of_all_that_is_said_as_it_stands(pages: list[Page]) -> None:
