@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ import pytest
 import tiny
 import torch
 import transformers
+import tritonclient.grpc
+import tritonclient.http
 from numpy.typing import NDArray
 from served import Running, alive
 
@@ -82,9 +85,9 @@ def bundles(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFa
 
 
 @contextlib.contextmanager
-def serving(*bundles: Path, cache: Path) -> Iterator[Running]:
+def serving(*bundles: Path, cache: Path, options: Sequence[str] = ()) -> Iterator[Running]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "alula", "serve", *map(str, bundles), "--port", "0"],
+        [sys.executable, "-m", "alula", "serve", *map(str, bundles), "--port", "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,8 +107,17 @@ def serving(*bundles: Path, cache: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def server(bundles: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(*bundles.values(), cache=tmp_path_factory.mktemp("cache")) as running:
+def grpc_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(
+    bundles: Mapping[str, Path], grpc_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    options = ("--grpc-port", str(grpc_port))
+    with serving(*bundles.values(), cache=tmp_path_factory.mktemp("cache"), options=options) as running:
         yield running
 
 
@@ -153,6 +165,32 @@ def test_embeddings_equal_those_of_transformers(server: Running, checkpoints: Ma
     assert np.abs(embedded(server, TEXTS) - expected).max() < 1e-4
     tei = np.array(ok(server.post("/embed", {"inputs": list(TEXTS)})), np.float32)
     assert np.abs(tei - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("transport", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def test_tensors_over_either_transport_give_the_vectors_of_transformers(
+    transport: Any, server: Running, grpc_port: int, checkpoints: Mapping[str, Path]
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["minilm"])
+    ids = tokenizer(list(TEXTS), padding=True, truncation=True, max_length=256, return_tensors="np")
+    expected = sentence_vectors(checkpoints["minilm"], TEXTS)
+    address = (
+        f"127.0.0.1:{grpc_port}" if transport is tritonclient.grpc else server.url.removeprefix("http://")
+    )
+
+    def given(name: str, array: NDArray[Any], datatype: str) -> Any:
+        made = transport.InferInput(name, list(array.shape), datatype)
+        made.set_data_from_numpy(array)
+        return made
+
+    with transport.InferenceServerClient(address) as client:
+        named = [slot["name"] for slot in server.get("/v2/models/minilm")["inputs"]]
+        own = [given(name, np.asarray(ids[name], np.int64), "INT64") for name in named if name != "text"]
+        texts = given("text", np.array([text.encode() for text in TEXTS], np.object_), "BYTES")
+        for inputs in (own, [texts]):
+            found = client.infer("minilm", inputs).as_numpy("embedding")
+            assert found.dtype == np.float32
+            assert np.abs(found - expected).max() < 1e-4
 
 
 def test_base64_holds_the_same_floats(server: Running) -> None:

@@ -15,6 +15,9 @@ def serve(
     bundles: list[Path] = typer.Argument(help="Folders of bundles.", show_default=False),
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 takes a free one."),
+    grpc_port: int | None = typer.Option(
+        None, min=1, max=65535, help="Port to speak gRPC on.", show_default="no gRPC"
+    ),
     threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
     unverified: bool = typer.Option(False, "--unverified", help="Serve a bundle whose checks did not pass."),
     max_client_batch: int = typer.Option(512, min=1, help="Items one request may bring."),
@@ -53,6 +56,7 @@ def serve(
         bundles=tuple(bundles),
         host=host,
         port=port,
+        grpc_port=grpc_port,
         threads=threads,
         unverified=unverified,
         max_client_batch=max_client_batch,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # ships no types
+from google.protobuf.message import DecodeError
 
 from alula.core.errors import InputError
 from alula.core.graph import Graph

@@ -21,9 +21,10 @@ ENGINE_COMMAND = (sys.executable, "-m", "alula.serve.engine_process")
 class ServeOptions:
     """Where to listen, what to serve, and the limits.
 
-    `threads` 0 means one per usable core; `max_waiting_*` bound the queue of each model; `body_timeout_s` is how long
-    the head of a request may take to arrive, and then its body; `timeout_s` is how long a request may take from then
-    on that does not say so itself, answers that are written excepted; `grace_s` is how long admitted requests may take
+    gRPC is spoken where there is a `grpc_port`. `threads` 0 means one per usable core; `max_waiting_*` bound the queue
+    of each model; `body_timeout_s` is how long the head of a request may take to arrive, and then its body;
+    `timeout_s` is how long a request may take from then on that does not say so itself, answers that are written
+    excepted; `grace_s` is how long admitted requests may take
     once the server was told to stop; `engine_command` starts the engine process. The body of a request with images may
     have `max_image_bytes`, an image `max_image_pixels`, and all bodies that are here together `max_bodies_bytes`, or
     what one may have if that is more.
@@ -36,6 +37,7 @@ class ServeOptions:
     bundles: tuple[Path, ...]
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     threads: int = 0
     unverified: bool = False
     max_client_batch: int = 512
@@ -64,6 +66,10 @@ class ServeOptions:
             raise InputError("no bundle to serve; name at least one")
         if not 0 <= self.port <= 65_535:
             raise InputError(f"port is {self.port}; expected 0..65535 (0 takes a free one)")
+        if self.grpc_port is not None and not 1 <= self.grpc_port <= 65_535:
+            raise InputError(f"grpc_port is {self.grpc_port}; expected 1..65535")
+        if self.grpc_port == self.port:
+            raise InputError(f"port and grpc_port are both {self.port}; expected two ports")
         for name in (
             "max_client_batch",
             "max_batch_tokens",

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from alula.core.errors import MissingExtraError
 from alula.serve.connections import OutOfFiles
 from alula.serve.front import Front
 from alula.serve.named import Named
@@ -49,7 +50,7 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(OutOfFiles())
     with _told_to_stop() as stop:
         try:
-            async with Front(server, sock) as front:
+            async with _grpc(server), Front(server, sock) as front:
                 loading = asyncio.ensure_future(server.load())
                 if await _first(loading, stop.wait()) is loading:
                     loading.result()
@@ -58,6 +59,17 @@ async def _serve(
                     await _drain(server, options.grace_s)
         finally:
             await server.stop()
+
+
+def _grpc(server: Server) -> contextlib.AbstractAsyncContextManager[object]:
+    """The front that speaks gRPC, where it is asked for."""
+    if server.options.grpc_port is None:
+        return contextlib.nullcontext()
+    try:
+        from alula.serve.grpc_front import GrpcFront  # noqa: PLC0415 - loads what most servers do without
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("gRPC (--grpc-port)", "grpc") from error
+    return GrpcFront(server, server.options.grpc_port)
 
 
 @contextlib.contextmanager

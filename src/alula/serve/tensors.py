@@ -89,7 +89,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memory
     """A tensor from its bytes, which must be all of it and nothing else."""
     check_head(name, datatype, shape)
     if datatype == BYTES:
-        return _shaped(name, _strings(name, raw), shape)
+        return shaped(name, _strings(name, raw), shape)
     dtype = np.dtype(DATATYPES[datatype]).newbyteorder("<")
     if len(raw) != prod(shape) * dtype.itemsize:
         raise InputError(
@@ -99,7 +99,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memory
     values = np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="), copy=False)
     if datatype == "BOOL" and (np.frombuffer(raw, np.uint8) > 1).any():
         raise InputError(f"input {name!r} has bytes other than 0 and 1; expected BOOL")
-    return _shaped(name, values, shape)
+    return shaped(name, values, shape)
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
@@ -108,8 +108,8 @@ def from_values(name: str, datatype: str, shape: Sequence[int], data: Any) -> Te
     if not isinstance(data, list):
         raise InputError(f"the data of input {name!r} is no list; expected a list of {datatype}")
     if datatype == BYTES:
-        return _shaped(name, _objects([_text(name, one) for one in _flat(name, data)]), shape)
-    return _shaped(name, _cast(name, _flat(name, data), datatype), shape)
+        return shaped(name, of_strings([_text(name, one) for one in _flat(name, data)]), shape)
+    return shaped(name, _cast(name, _flat(name, data), datatype), shape)
 
 
 def to_raw(tensor: Tensor) -> bytes:
@@ -138,7 +138,8 @@ def strings(values: Array) -> list[bytes]:
     return found
 
 
-def _shaped(name: str, values: Array, shape: Sequence[int]) -> Tensor:
+def shaped(name: str, values: Array, shape: Sequence[int]) -> Tensor:
+    """A tensor of so many elements, which must be all of them."""
     if values.size != prod(shape):
         raise InputError(f"input {name!r} has {values.size} elements; shape {list(shape)} has {prod(shape)}")
     return Tensor(name=name, values=values.reshape(tuple(shape)))
@@ -156,10 +157,11 @@ def _strings(name: str, raw: bytes | memoryview) -> Array:
             raise InputError(f"input {name!r} ends within element {len(found)}, which has {size} bytes")
         found.append(bytes(view[at : at + size]))
         at += size
-    return _objects(found)
+    return of_strings(found)
 
 
-def _objects(found: list[bytes]) -> Array:
+def of_strings(found: list[bytes]) -> Array:
+    """The elements of a tensor of BYTES, in one row."""
     values = np.empty(len(found), dtype=np.object_)
     values[:] = found
     return values

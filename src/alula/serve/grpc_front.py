@@ -1,0 +1,257 @@
+"""gRPC beside HTTP: the same server, in the same loop, on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic, perf_counter
+from typing import Any
+
+# Engine processes are started with a program of their own; what gRPC does before a fork would only disturb that.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+
+from alula.core.errors import InputError
+from alula.serve import deadlines, grpc_tensors
+from alula.serve.deadlines import Deadline
+from alula.serve.errors import RETRY_AFTER_S, Failure, Refused, failure_of
+from alula.serve.front import CUT_OFF_S
+from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes
+from alula.serve.grpc_tensors import MESSAGES
+from alula.serve.inference import described, found, infer, server_metadata
+from alula.serve.observed import log_line, request_id_of
+from alula.serve.server import Server
+
+SERVICE = f"{INFERENCE}.GRPCInferenceService"
+HEALTHS = classes(HEALTH, HEALTH_MESSAGES)
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+WATCH_S = 0.25
+"""How often those who watch the health are looked after."""
+
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""What statuses of HTTP are over gRPC; any other is INTERNAL."""
+
+
+class GrpcFront:
+    """Listens as long as its block lasts."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        options = server.options
+        self._server = server
+        self._closing = asyncio.Event()
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self._grpc = grpc.aio.server(
+            # Larger messages are refused by the length that stands before them. What the models that are served take
+            # of that is known once they are loaded.
+            options=(
+                ("grpc.max_receive_message_length", max(options.max_body_bytes, options.max_image_bytes)),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ),
+            maximum_concurrent_rpcs=options.max_connections,
+        )
+        self._grpc.add_generic_rpc_handlers((self._inference(), self._health()))
+        try:
+            self._grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise InputError(f"cannot listen on {host}:{port}; name another port with --grpc-port") from error
+
+    async def __aenter__(self) -> GrpcFront:
+        await self._grpc.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let answers be finished, and stop listening."""
+        self._closing.set()
+        await self._grpc.stop(CUT_OFF_S)
+
+    def _inference(self) -> Any:
+        server = self._server
+
+        async def live(request: Any) -> Any:
+            return MESSAGES["ServerLiveResponse"](live=server.live)
+
+        async def ready(request: Any) -> Any:
+            return MESSAGES["ServerReadyResponse"](ready=server.ready)
+
+        async def model_ready(request: Any) -> Any:
+            server.gate.refuse_unless_open()
+            found(server.catalogue, request.name, request.version)
+            return MESSAGES["ModelReadyResponse"](ready=server.ready)
+
+        async def metadata(request: Any) -> Any:
+            return MESSAGES["ServerMetadataResponse"](**{**server_metadata(), "extensions": []})
+
+        async def model_metadata(request: Any) -> Any:
+            return grpc_tensors.metadata(described(found(server.catalogue, request.name, request.version)))
+
+        told = {
+            "ServerLive": live,
+            "ServerReady": ready,
+            "ModelReady": model_ready,
+            "ServerMetadata": metadata,
+            "ModelMetadata": model_metadata,
+        }
+        methods = {name: _unary(self._seen(f"/{SERVICE}/{name}", tell), name) for name, tell in told.items()}
+        methods["ModelInfer"] = _unary(self._seen(f"/{SERVICE}/ModelInfer", self._infer), "ModelInfer")
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=MESSAGES["ModelInferRequest"].FromString,
+            response_serializer=MESSAGES["ModelStreamInferResponse"].SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _seen(self, path: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """A method whose errors are statuses, and which is counted and logged as requests over HTTP are."""
+
+        async def method(request: Any, context: Any) -> Any:
+            started, status, scope = perf_counter(), 499, _scope(path, context)
+            request_id = request_id_of(scope).decode()
+            trailing = (("x-request-id", request_id),)
+            try:
+                made = await (answer(request, context) if path.endswith("/ModelInfer") else answer(request))
+            except Exception as error:  # the edge of the process: whatever it is becomes a status
+                failure = failure_of(error)
+                status = failure.status
+                again = (("retry-after", RETRY_AFTER_S),) if "retry-after" in failure.headers else ()
+                return await context.abort(_code(failure), failure.message, (*trailing, *again))
+            else:
+                status = 200
+                context.set_trailing_metadata(trailing)
+                return made
+            finally:
+                self._told(scope, status, perf_counter() - started, request_id)
+
+        return method
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        """`ModelInfer`: let in, answered, and told, as over HTTP."""
+        server, began = self._server, monotonic()
+        with server.bodies.held() as take:
+            server.gate.refuse_unless_open()
+            if (size := request.ByteSize()) > server.largest_tensors:
+                raise Refused(
+                    f"the message has {size} bytes; at most {server.largest_tensors} are taken", status=413
+                )
+            take(size)
+            server.gate.enter()
+            try:
+                asked = grpc_tensors.asked(request)
+                within_s = deadlines.allowed(_left(context), asked.within_s, default=server.options.timeout_s)
+                answered = await _in_time(infer(server.catalogue, asked), Deadline.after(within_s, began))
+                return grpc_tensors.response(answered)
+            finally:
+                server.gate.leave()
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """`ModelStreamInfer`: one request after the other, in their order; an error is that of one of them."""
+        path = f"/{SERVICE}/ModelStreamInfer"
+        scope = _scope(path, context)
+        request_id = request_id_of(scope).decode()
+        async for request in requests:
+            started, status = perf_counter(), 499
+            made = MESSAGES["ModelStreamInferResponse"]()
+            try:
+                made.infer_response.CopyFrom(await self._infer(request, context))
+                status = 200
+            except Exception as error:  # as above
+                failure = failure_of(error)
+                status = failure.status
+                made.error_message = failure.message
+                made.infer_response.id = request.id
+            finally:
+                self._told(scope, status, perf_counter() - started, request_id)
+            yield made
+
+    def _health(self) -> Any:
+        request, response = HEALTHS["HealthCheckRequest"], HEALTHS["HealthCheckResponse"]
+
+        async def check(asked: Any, context: Any) -> Any:
+            status = self._status(asked.service)
+            if status == SERVICE_UNKNOWN:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {asked.service!r}")
+            return response(status=status)
+
+        async def watch(asked: Any, context: Any) -> AsyncIterator[Any]:
+            told = None
+            while not self._closing.is_set():
+                if (status := self._status(asked.service)) != told:
+                    told = status
+                    yield response(status=status)
+                await _within(self._closing.wait(), WATCH_S)
+
+        return grpc.method_handlers_generic_handler(
+            f"{HEALTH}.Health",
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(
+                    check, request.FromString, response.SerializeToString
+                ),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    watch, request.FromString, response.SerializeToString
+                ),
+            },
+        )
+
+    def _status(self, service: str) -> int:
+        """Of the server, of the service, or of a model by its name."""
+        if service not in {"", SERVICE}:
+            try:
+                found(self._server.catalogue, service)
+            except Refused:
+                return SERVICE_UNKNOWN
+        return SERVING if self._server.ready else NOT_SERVING
+
+    def _told(self, scope: dict[str, Any], status: int, seconds: float, request_id: str) -> None:
+        self._server.metrics.request(scope["path"], status, seconds)
+        log_format = self._server.options.log_format
+        if log_format != "none":
+            sys.stderr.write(log_line(log_format, scope, status, seconds, request_id) + "\n")
+
+
+def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        method,
+        request_deserializer=MESSAGES[f"{name}Request"].FromString,
+        response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
+    )
+
+
+def _scope(path: str, context: Any) -> dict[str, Any]:
+    """What the log wants to know of a request, as it does of those over HTTP."""
+    given = context.invocation_metadata() or ()
+    headers = [(key.encode(), value.encode() if isinstance(value, str) else value) for key, value in given]
+    return {"method": "GRPC", "path": path, "headers": headers, "client": (context.peer(),)}
+
+
+def _code(failure: Failure) -> Any:
+    return CODES.get(failure.status, grpc.StatusCode.INTERNAL)
+
+
+def _left(context: Any) -> float | None:
+    """Seconds that the client waits, if it says so, and no more than anybody may wait."""
+    left: float | None = context.time_remaining()
+    return None if left is None else min(max(left, 0.001), deadlines.LONGEST_S)
+
+
+async def _in_time(work: Awaitable[Any], deadline: Deadline) -> Any:
+    """The answer; nothing more is done for who left or whose time is over."""
+    try:
+        return await asyncio.wait_for(work, deadline.left(monotonic()))
+    except asyncio.TimeoutError:
+        raise deadline.missed() from None
+
+
+async def _within(event: Awaitable[object], seconds: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event, seconds)
