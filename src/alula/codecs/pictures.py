@@ -135,14 +135,6 @@ def straightened(pixels: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]
     return np.array(turned)
 
 
-def denoised(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A page with the median of every 3 x 3 pixels, which takes specks away and keeps edges."""
-    from PIL import Image as pillow  # noqa: PLC0415, N813
-    from PIL import ImageFilter  # noqa: PLC0415
-
-    return np.array(pillow.fromarray(pixels).filter(ImageFilter.MedianFilter(3)))
-
-
 def _called(image: Path | bytes, name: str) -> str:
     return name or (str(image) if isinstance(image, Path) else "the image")
 

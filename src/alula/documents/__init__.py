@@ -10,7 +10,7 @@ from alula.documents.formats import (
     published_schema,
     written,
 )
-from alula.documents.quality import Quality, measured, notices_of
+from alula.documents.quality import Quality, measured, notices_of, without_specks
 from alula.documents.searchable import SearchablePdf
 from alula.documents.tables import tables_in, to_html, to_rows
 from alula.documents.values import (
@@ -57,5 +57,6 @@ __all__ = [
     "tables_in",
     "to_html",
     "to_rows",
+    "without_specks",
     "written",
 ]

@@ -26,6 +26,7 @@ _SMOOTHED = ((6.0, 7), (3.0, 5), (1.5, 3))
 _QUARTILE = 0.3186
 """Of the size of what is normally distributed with deviation 1."""
 
+_SPECK = 60
 _STRIP, _STRIPS = 24, 64
 _LEAST_HEIGHT, _LEAST_HEIGHTS = 4, 8
 _SKEW_SIDE = 1000
@@ -191,16 +192,31 @@ def noise_of(grey: Grey) -> float:
 
 
 def specks_of(grey: Grey) -> float:
-    """The share of pixels that are much brighter, or much darker, than each of their neighbours, in every other row."""
-    above, row, below = grey[:-2:2], grey[1:-1:2], grey[2::2]
+    """The share of pixels that are specks, in every other row."""
+    return float(_lone(grey[:-2:2], grey[1:-1:2], grey[2::2]).mean())
+
+
+def without_specks(pixels: Pixels) -> Pixels:
+    """The page with each speck as the median of its four neighbours; every other pixel stays as it is."""
+    grey = to_grey(pixels)
+    if min(grey.shape) < 3:
+        return pixels
+    ys, xs = (at + 1 for at in _lone(grey[:-2], grey[1:-1], grey[2:]).nonzero())
+    around = np.stack([pixels[ys - 1, xs], pixels[ys + 1, xs], pixels[ys, xs - 1], pixels[ys, xs + 1]])
+    cleaned = pixels.copy()
+    cleaned[ys, xs] = np.median(around, axis=0)
+    return cleaned
+
+
+def _lone(above: Grey, row: Grey, below: Grey) -> NDArray[np.bool_]:
+    """Which pixels of some rows, but for the outer ones, are specks: much brighter or darker than each neighbour."""
     middle = row[:, 1:-1].astype(np.int16)
-    around = (above[:, 1:-1], below[:, 1:-1], row[:, :-2], row[:, 2:])
     brighter, darker = np.ones(middle.shape, bool), np.ones(middle.shape, bool)
-    for neighbour in around:
+    for neighbour in (above[:, 1:-1], below[:, 1:-1], row[:, :-2], row[:, 2:]):
         step = middle - neighbour
-        brighter &= step > 60
-        darker &= step < -60
-    return float((brighter | darker).mean())
+        brighter &= step > _SPECK
+        darker &= step < -_SPECK
+    return brighter | darker
 
 
 def blur_of(grey: Grey, contrast: float, noise: float = 0.0) -> float | None:

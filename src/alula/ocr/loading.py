@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from alula.codecs import MOST_PIXELS, count_sheets, decode_sheet, denoised, straightened
+from alula.codecs import MOST_PIXELS, count_sheets, decode_sheet, straightened
 from alula.core.errors import InputError
-from alula.documents import Notice, Scan, measured, notices_of
+from alula.documents import Notice, Scan, measured, notices_of, without_specks
 from alula.documents.pdf import DPI, PAGE_PIXELS, Pdf
+from alula.documents.quality import SPECKED
 from alula.documents.video import EVERY_S, Video, is_video
 
 MOST_PAGES = 10_000
@@ -189,8 +190,8 @@ def looked_at(scan: Scan, taking: Taking) -> Scan:
         notices.append(
             Notice(code="skipped", message="too blurred for anything to be read; not given to the model")
         )
-    if taking.denoise and any(notice.code == "noisy" for notice in notices):
-        pixels = denoised(pixels)
+    if taking.denoise and quality.specks >= SPECKED:
+        pixels = without_specks(pixels)
         notices = [_said(notice, "the specks were taken off") for notice in notices]
     if taking.straighten and quality.skew is not None and abs(quality.skew) >= LEAST_SKEW:
         pixels = straightened(pixels, quality.skew)
