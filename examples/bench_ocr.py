@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from alula.documents import Scan
 from alula.ocr import Ask, Reader, open_reader
 from alula.verify.characters import edit_distance
 
-Read = Callable[[Path], tuple[str, float]]
-"""A page's file to its text, and the seconds that took."""
+Read = Callable[[Path], tuple[str, float, float]]
+"""A page's file to its text, and the seconds that took: by the clock, and of processors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,7 @@ class Told:
     wrong: int
     characters: int
     seconds: float
+    busy: float
 
 
 def main() -> int:
@@ -58,12 +60,15 @@ def main() -> int:
     )
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seeds", default="100-103", help="first-last; those below 100 were tuned on")
+    parser.add_argument("--no-tesseract", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     first, last = (int(number) for number in given.seeds.split("-"))
     fonts = Fonts([Path("/usr/share/fonts"), *given.fonts])
     pages = [draw(kind, seed, fonts) for seed in range(first, last + 1) for kind in given.kinds.split(",")]
-    with contenders(given.pipelines, given.rapidocr, given.threads) as reads:
+    with contenders(
+        given.pipelines, given.rapidocr, given.threads, tesseract=not given.no_tesseract
+    ) as reads:
         told = list(turns(pages, reads))
     show(told, list(reads), given.kinds.split(","))
     return 0
@@ -78,16 +83,25 @@ def turns(pages: Sequence[TruePage], reads: dict[str, Read]) -> Iterator[Told]:
             page.image.save(file, compress_level=1)
             wanted = characters(page.text)
             for name in (*names[at % len(names) :], *names[: at % len(names)]):
-                text, seconds = reads[name](file)
+                text, seconds, busy = reads[name](file)
                 if at:
                     wrong = edit_distance(wanted, characters(text))
                     kind = page.name.rsplit("-", 1)[0]
-                    yield Told(who=name, kind=kind, wrong=wrong, characters=len(wanted), seconds=seconds)
+                    yield Told(
+                        who=name,
+                        kind=kind,
+                        wrong=wrong,
+                        characters=len(wanted),
+                        seconds=seconds,
+                        busy=busy,
+                    )
             file.unlink()
 
 
 @contextmanager
-def contenders(pipelines: Sequence[Path], rapidocr: str | None, threads: int) -> Iterator[dict[str, Read]]:
+def contenders(
+    pipelines: Sequence[Path], rapidocr: str | None, threads: int, *, tesseract: bool
+) -> Iterator[dict[str, Read]]:
     """Who reads, by name."""
     reads: dict[str, Read] = {}
     with ExitStack() as opened:
@@ -97,17 +111,17 @@ def contenders(pipelines: Sequence[Path], rapidocr: str | None, threads: int) ->
             )
         if rapidocr:
             reads["RapidOCR"] = opened.enter_context(closing(_Worker(rapidocr, threads))).read
-        if tesseract := shutil.which("tesseract"):
-            reads["Tesseract"] = _tesseract(tesseract, threads)
+        if tesseract and (program := shutil.which("tesseract")):
+            reads["Tesseract"] = _tesseract(program, threads)
         yield reads
 
 
 def _ours(reader: Reader) -> Read:
-    def read(file: Path) -> tuple[str, float]:
-        start = perf_counter()
+    def read(file: Path) -> tuple[str, float, float]:
+        start, begun = perf_counter(), process_time()
         pixels = np.asarray(Image.open(file).convert("RGB"))
         [page] = reader.read([Scan(source=file.name, index=0, pixels=pixels)], Ask(task="text"))
-        return page.text, perf_counter() - start
+        return page.text, perf_counter() - start, process_time() - begun
 
     return read
 
@@ -124,12 +138,12 @@ class _Worker:
         )
         self._told()
 
-    def read(self, file: Path) -> tuple[str, float]:
+    def read(self, file: Path) -> tuple[str, float, float]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{file}\n")
         self._process.stdin.flush()
         told = self._told()
-        return str(told["text"]), float(told["seconds"])
+        return str(told["text"]), float(told["seconds"]), float(told["busy"])
 
     def close(self) -> None:
         self._process.kill()
@@ -142,8 +156,8 @@ class _Worker:
 
 
 def _tesseract(program: str, threads: int) -> Read:
-    def read(file: Path) -> tuple[str, float]:
-        start = perf_counter()
+    def read(file: Path) -> tuple[str, float, float]:
+        start, begun = perf_counter(), _of_children()
         environment = {**os.environ, "OMP_THREAD_LIMIT": str(threads)}
         done = subprocess.run(
             [program, str(file), "-", "-l", "eng+chi_sim", "--psm", "6"],
@@ -152,15 +166,25 @@ def _tesseract(program: str, threads: int) -> Read:
             check=True,
             env=environment,
         )
-        return done.stdout, perf_counter() - start
+        return done.stdout, perf_counter() - start, _of_children() - begun
 
     return read
 
 
+def _of_children() -> float:
+    """Seconds that processes which have ended took of processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def show(told: Sequence[Told], who: Sequence[str], kinds: Sequence[str]) -> None:
     """Error rates and seconds per kind; all but columns together, whose order is another question."""
-    print("| pages | " + " | ".join(f"{name}: wrong, % | worst page | s a page" for name in who) + " |")
-    print("|---" * (1 + 3 * len(who)) + "|")
+    print(
+        "| pages | "
+        + " | ".join(f"{name}: wrong, % | worst page | s a page | of processors" for name in who)
+        + " |"
+    )
+    print("|---" * (1 + 4 * len(who)) + "|")
     level = [kind for kind in kinds if kind != "columns"]
     for label, group in [*((kind, [kind]) for kind in kinds), ("all but columns", level)]:
         cells = []
@@ -173,13 +197,17 @@ def show(told: Sequence[Told], who: Sequence[str], kinds: Sequence[str]) -> None
                 f"{rate:.2f} | {worst:.2f} | {median(seconds):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})"
             )
         print(f"| {label} | " + " | ".join(cells) + " |")
-    first = [each.seconds for each in told if each.who == who[0]]
     for name in who[1:]:
-        theirs = [each.seconds for each in told if each.who == name]
-        ratios = [b / a for a, b in zip(first, theirs, strict=True)]
-        low, high = np.percentile(ratios, [10, 90])
-        times = f"{median(ratios):.2f} times as fast as {name} (10 to 90 % of pages: {low:.2f}-{high:.2f})"
-        print(f"{who[0]}: {times}, {len(ratios)} pages")
+        for what, spent in (("by the clock", "seconds"), ("of processors", "busy")):
+            ours, theirs = (
+                [getattr(each, spent) for each in told if each.who == one] for one in (who[0], name)
+            )
+            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+            low, high = np.percentile(ratios, [10, 90])
+            times = (
+                f"{median(ratios):.2f} times as fast as {name} (10 to 90 % of pages: {low:.2f}-{high:.2f})"
+            )
+            print(f"{who[0]}, {what}: {times}, {len(ratios)} pages")
 
 
 if __name__ == "__main__":

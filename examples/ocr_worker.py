@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
-from time import perf_counter
+from time import perf_counter, process_time
 
 
 def main() -> None:
@@ -21,10 +21,10 @@ def main() -> None:
     )
     print(json.dumps({"ready": True}), flush=True)
     for path in sys.stdin:
-        start = perf_counter()
+        start, begun = perf_counter(), process_time()
         given = engine(path.strip())
-        seconds = perf_counter() - start
-        print(json.dumps({"text": "\n".join(given.txts or ()), "seconds": seconds}), flush=True)
+        spent = {"seconds": perf_counter() - start, "busy": process_time() - begun}
+        print(json.dumps({"text": "\n".join(given.txts or ()), **spent}), flush=True)
 
 
 if __name__ == "__main__":

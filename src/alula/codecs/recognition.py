@@ -93,16 +93,19 @@ class RecognitionCodec:
 
     def read(self, probabilities: Array) -> Line:
         """The best class of each step, repeats once, blanks left out."""
-        steps = finite({"probabilities": probabilities}, "probabilities")
         labels = self.spec.labels
-        if steps.ndim != 2 or steps.shape[1] != len(labels):
+        if probabilities.ndim != 2 or probabilities.shape[1] != len(labels):
             raise InputError(
-                f"probabilities are {steps.shape}, expected (steps, {len(labels)}), one class per label"
+                f"probabilities are {probabilities.shape}, expected (steps, {len(labels)}), one class per label"
             )
-        best = steps.argmax(axis=1)
+        best = probabilities.argmax(axis=1)
+        # A NaN is the best of its step to numpy, so that looking at these alone finds it; a page has a hundred million.
+        top = finite(
+            {"probabilities": np.take_along_axis(probabilities, best[:, None], axis=1)}, "probabilities"
+        )
         kept = (np.diff(best, prepend=_BLANK) != 0) & (best != _BLANK)
         text = "".join(labels[at] for at in best[kept])
-        return Line(text=text, score=float(steps.max(axis=1)[kept].mean()) if kept.any() else 0.0)
+        return Line(text=text, score=float(top[kept].mean()) if kept.any() else 0.0)
 
 
 def bilinear(picture: Image, width: int, height: int) -> NDArray[np.uint8]:
