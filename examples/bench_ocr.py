@@ -69,7 +69,13 @@ def main() -> int:
     with contenders(
         given.pipelines, given.rapidocr, given.threads, tesseract=not given.no_tesseract
     ) as reads:
-        told = list(turns(pages, reads))
+        told = []
+        for each in turns(pages, reads):
+            told.append(each)
+            wrong = f"{each.wrong} of {each.characters} wrong"
+            print(
+                f"{each.kind} {each.who}: {wrong}, {each.seconds:.2f} s, {each.busy:.2f} s", file=sys.stderr
+            )
     show(told, list(reads), given.kinds.split(","))
     return 0
 
