@@ -199,9 +199,9 @@ def show(told: Sequence[Told], who: Sequence[str], kinds: Sequence[str]) -> None
             rate = 100 * sum(each.wrong for each in mine) / sum(each.characters for each in mine)
             worst = 100 * max(each.wrong / each.characters for each in mine)
             seconds = sorted(each.seconds for each in mine)
-            cells.append(
-                f"{rate:.2f} | {worst:.2f} | {median(seconds):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})"
-            )
+            spread = f"{median(seconds):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})"
+            busy = median(each.busy for each in mine)
+            cells.append(f"{rate:.2f} | {worst:.2f} | {spread} | {busy:.2f}")
         print(f"| {label} | " + " | ".join(cells) + " |")
     for name in who[1:]:
         for what, spent in (("by the clock", "seconds"), ("of processors", "busy")):

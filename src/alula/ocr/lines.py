@@ -27,7 +27,7 @@ class Looking:
     """
 
     side: int = 736
-    low: float = 7.0
+    low: float = 9.0
     good: float = 11.0
     most: int = 1600
 
