@@ -61,6 +61,19 @@ def test_embed_answers_a_list_of_vectors(server: Running) -> None:
     assert np.linalg.norm(normal) == pytest.approx(1.0)
 
 
+def test_tokens_come_with_their_places_in_code_points(server: Running) -> None:
+    text = "🦜 rome " + "a " * 60
+    (found,) = ok(server.post("/tokenize", {"inputs": text, "model": "tiny/embeddings"}))
+    assert found[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert found[2] == {"id": 8, "text": "rome", "special": False, "start": 2, "stop": 6}
+    assert len(found) == 64, "none is cut off"
+    bare = ok(server.post("/tokenize", {"inputs": [text, "a b"], "add_special_tokens": False}))
+    assert bare[0] == found[1:-1]
+    assert [token["id"] for token in bare[1]] == [4, 5]
+    assert server.post("/tokenize", {"inputs": ["a"] * 9}).status_code == 413
+    assert server.post("/tokenize", {"inputs": []}).status_code == 400
+
+
 def test_a_batch_of_one_equals_the_same_text_in_a_batch_of_many(server: Running) -> None:
     texts = ["a", "a b a b", "hello world a", "", "b"]
     together = ok(server.post("/embed", {"inputs": texts}))
@@ -140,6 +153,8 @@ def test_what_is_served_is_told(server: Running) -> None:
     assert len(ids) == 6
     info = server.get("/info")
     assert info["model_id"] == ids[0]
+    assert info["model_type"] == {"embedding": {"pooling": ""}}
+    assert (info["auto_truncate"], info["max_client_batch_size"]) == (True, 8)
     assert info["max_input_length"] == 48
     assert info["models"][0]["verified"] is True
 
@@ -186,6 +201,7 @@ def test_the_document_lists_every_field_the_parsers_take_and_no_other(server: Ru
         "/v1/completions": taken(server, "/v1/completions", {"prompt": "a|"}),
         "/v1/embeddings": taken(server, "/v1/embeddings", {"input": "a"}),
         "/embed": taken(server, "/embed", {"inputs": "a"}),
+        "/tokenize": taken(server, "/tokenize", {"inputs": "a"}),
         "/rerank": taken(server, "/rerank", {"query": "a", "texts": ["b"]}),
         "/predict": taken(server, "/predict", {"inputs": "a", "model": "tiny/sequence-classification"})
         | taken(server, "/predict", entity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,17 @@ LONG = 4_000
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 # Their beginnings; and an apostrophe, the space behind which may be gone already.
 _UNSETTLED = (*sorted({spaced[:end] for spaced in _SPACED for end in range(1, len(spaced))}), "'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A token and the code points of the text it comes from; a special one comes from none and has its name."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None = None
+    stop: int | None = None
 
 
 class TextCodec:
@@ -104,6 +116,19 @@ class TextCodec:
         ids = tuple(self._tokenizer.encode_batch(given, add_special_tokens=not rendered)[0].ids)
         self._refuse_unknown(ids)
         return ids
+
+    def tokens(self, text: str, *, special: bool = True) -> list[Token]:
+        """All tokens of a text, none cut off; without the `special` ones that the checkpoint adds if not asked for."""
+        text = valid_text(text)
+        encoding = self._encoding(text)
+        rows = zip(encoding.ids, encoding.sequence_ids, encoding.offsets, strict=True)
+        return [
+            Token(id=token, text=self.called(token), special=True)
+            if source is None
+            else Token(id=token, text=text[start:stop], special=False, start=start, stop=stop)
+            for token, source, (start, stop) in rows
+            if special or source is not None
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

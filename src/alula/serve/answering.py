@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from alula.codecs import Row, answers, classes, entities, relevance, token_labels, vectors
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.core.words import TEXT_TASKS
 from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
@@ -69,6 +70,19 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
         lambda: [service.codec.encode(text, truncate=truncate) for text in given],
     )
     return [vector.tolist() for vector in _vectors(outputs, normalize=normalize, dimensions=dimensions)]
+
+
+async def tokenize(catalogue: Catalogue, fields: Fields) -> list[list[dict[str, Any]]]:
+    """`POST /tokenize`, as text-embeddings-inference has it: all tokens of each text, none cut off."""
+    service = catalogue.pick(Service, TEXT_TASKS, fields.maybe("model", str))
+    given = bodies.texts(fields.any("inputs"), "inputs")
+    special = fields.get("add_special_tokens", bool, default=True)
+    fields.done()
+    return await service.read(
+        len(given),
+        _characters(given),
+        lambda: [[asdict(token) for token in service.codec.tokens(text, special=special)] for text in given],
+    )
 
 
 async def predict(catalogue: Catalogue, fields: Fields) -> Any:

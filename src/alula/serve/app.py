@@ -39,6 +39,7 @@ ANSWERS: dict[str, Answer] = {
     "/v1/completions": written.completion,
     "/v1/embeddings": answering.embeddings,
     "/embed": answering.embed,
+    "/tokenize": answering.tokenize,
     "/predict": answering.predict,
     "/rerank": answering.rerank,
 }
@@ -46,7 +47,7 @@ ANSWERS: dict[str, Answer] = {
 UPLOADS = frozenset({"/predict"})
 """Where a body may hold images as they are."""
 
-IN_TIME = frozenset({"/v1/embeddings", "/embed", "/predict", "/rerank"})
+IN_TIME = frozenset({"/v1/embeddings", "/embed", "/tokenize", "/predict", "/rerank"})
 """Where a request is answered by its deadline; answers that are written have a limit of their own."""
 
 SHOWN = frozenset({"/v1/chat/completions"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alula import __version__
+from alula.core.model import ModelSpec
 from alula.serve.catalogue import Served
 from alula.serve.server import Server
 
@@ -34,7 +35,9 @@ def info(server: Server) -> dict[str, Any]:
         "model_id": first["id"],
         "model_sha": first["revision"],
         "model_dtype": first["precision"],
-        "model_type": first["task"],
+        "model_type": _type(server.catalogue.services[0].spec),
+        "auto_truncate": True,
+        "max_concurrent_requests": options.max_waiting_rows,
         "max_input_length": first["max_input_length"],
         "max_client_batch_size": options.max_client_batch,
         "max_batch_tokens": options.max_batch_tokens,
@@ -42,6 +45,17 @@ def info(server: Server) -> dict[str, Any]:
         "version": __version__,
         "models": described,
     }
+
+
+def _type(spec: ModelSpec) -> Any:
+    """The kind of a model in the words of text-embeddings-inference, or its task where that has no word."""
+    if spec.task == "embeddings":
+        return {"embedding": {"pooling": spec.pooling}}
+    kind = {"sequence-classification": "classifier", "reranking": "reranker"}.get(spec.task)
+    if kind is None:
+        return spec.task
+    numbered = {str(at): label for at, label in enumerate(spec.labels)}
+    return {kind: {"id2label": numbered, "label2id": {label: int(at) for at, label in numbered.items()}}}
 
 
 def _described(service: Served) -> dict[str, Any]:

@@ -83,6 +83,17 @@ def document() -> dict[str, Any]:
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
             ),
+            "/tokenize": _post(
+                "The tokens of texts, none cut off, as text-embeddings-inference has them",
+                {
+                    "inputs": TEXTS,
+                    "add_special_tokens": {**FLAG, "default": True},
+                    "model": MODEL,
+                    "timeout": TIMEOUT,
+                },
+                ["inputs"],
+                {"inputs": "A parrot sat on the fence."},
+            ),
             "/predict": _with_images(
                 _post(
                     "Classes of texts or images, entities, answers to questions, boxes and lines of text in images, "

@@ -20,6 +20,7 @@ from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 
 T = TypeVar("T")
+R = TypeVar("R")
 Run: TypeAlias = Callable[[Feeds], Awaitable[Feeds]]
 Observe: TypeAlias = Callable[[str, Ran], None]
 
@@ -85,13 +86,14 @@ class Service(Batched[Row]):
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
     ) -> tuple[Sequence[Row], list[Feeds]]:
         """The rows of one request and their outputs; refused before any work if they are too many."""
+        rows = await self.read(count, characters, encode)
+        return rows, await self.batcher.submit(rows, [max(len(row.ids), 1) for row in rows])
+
+    async def read(self, count: int, characters: int, encode: Callable[[], R]) -> R:
+        """What the tokenizer makes of so many texts; refused before any work if they are too many."""
         if count < 1:
             raise InputError("the list of inputs is empty; expected at least one")
         self._admit(count, "inputs")
-        rows = await self._encoded(characters, encode)
-        return rows, await self.batcher.submit(rows, [max(len(row.ids), 1) for row in rows])
-
-    async def _encoded(self, characters: int, encode: Callable[[], Sequence[Row]]) -> Sequence[Row]:
         if characters <= INLINE_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(None, encode)
