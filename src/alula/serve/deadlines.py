@@ -14,7 +14,7 @@ HEADER = "x-request-timeout-ms"
 FIELD = "timeout"
 """The field of a JSON body that says so in seconds."""
 
-LONGEST_S = 3_600.0
+SHORTEST_S, LONGEST_S = 0.001, 3_600.0
 
 _MILLISECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?", re.ASCII)
 
@@ -65,6 +65,6 @@ def from_field(value: object) -> float | None:
 
 def within(seconds: float, name: str) -> float:
     """Seconds, unless nobody can wait so long, or nobody answer so soon."""
-    if not 0 < seconds <= LONGEST_S:
-        raise InputError(f"{name} is {float(seconds):g} s; expected more than 0 and at most {LONGEST_S:g}")
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise InputError(f"{name} is {float(seconds):g} s; expected {SHORTEST_S:g} to {LONGEST_S:g}")
     return float(seconds)

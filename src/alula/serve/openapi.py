@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from alula import __version__
-from alula.serve import openapi_tensors, openapi_writing
+from alula.serve import deadlines, openapi_tensors, openapi_writing
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
@@ -18,8 +18,8 @@ TRUNCATE = {"type": "boolean", "default": True, "description": "cut texts that a
 OBJECT = {"type": "object"}
 TIMEOUT = {
     "type": "number",
-    "exclusiveMinimum": 0,
-    "maximum": 3600,
+    "minimum": deadlines.SHORTEST_S,
+    "maximum": deadlines.LONGEST_S,
     "description": "seconds until 504; X-Request-Timeout-Ms says the same in milliseconds",
 }
 DIRECTION = {"enum": ["right"], "default": "right", "description": "which end of a text is cut off"}
