@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ import tritonclient.grpc as triton
 from served import Running
 from tritonclient.grpc import service_pb2 as theirs
 
+from alula.core.errors import MissingExtraError
+from alula.serve import ServeOptions, running
 from alula.serve.grpc_tensors import MESSAGES
+from alula.serve.server import Server
 
 MODEL = "tiny/embeddings"
 Error = triton.InferenceServerException
@@ -295,3 +299,11 @@ def test_a_port_that_is_taken_is_said_to_be(bundles: dict[str, Path]) -> None:
         port = sock.getsockname()[1]
         said = served.refused([bundles["embeddings"]], grpc_port=port)
     assert f"InputError: cannot listen on 127.0.0.1:{port}; name another port with --grpc-port" in said
+
+
+def test_without_its_library_grpc_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "alula.serve.grpc_front", raising=False)
+    server = Server(ServeOptions(bundles=(Path("none"),), grpc_port=8001), ())
+    with pytest.raises(MissingExtraError, match=r"gRPC \(--grpc-port\) needs: pip install 'alula\[grpc\]'"):
+        running.grpc_front(server)

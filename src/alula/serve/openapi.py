@@ -12,7 +12,7 @@ from alula.serve import deadlines, openapi_tensors, openapi_writing
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
 COUNT = {"type": "integer", "minimum": 1}
-TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
+TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
 MODEL = {"type": "string", "description": "which of the served models; by default the first that fits"}
 TRUNCATE = {"type": "boolean", "default": True, "description": "cut texts that are too long, or refuse them"}
 OBJECT = {"type": "object"}
@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
             "/v1/embeddings": _post(
                 "Embeddings, as OpenAI has them",
                 {
-                    "input": {"description": "a text, texts, token ids, or lists of token ids"},
+                    "input": openapi_writing.TEXTS_OR_IDS,
                     "model": MODEL,
                     "encoding_format": {"enum": ["float", "base64"], "default": "float"},
                     "dimensions": COUNT,
@@ -128,7 +128,7 @@ def document() -> dict[str, Any]:
                 "How well each text answers the query, the best first",
                 {
                     "query": TEXT,
-                    "texts": {"type": "array", "items": TEXT},
+                    "texts": {"type": "array", "items": TEXT, "minItems": 1},
                     "raw_scores": {**FLAG, "default": False},
                     "return_text": {**FLAG, "default": False},
                     "truncate": TRUNCATE,

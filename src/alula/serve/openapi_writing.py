@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from alula.codecs.messages import ROLES
+
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean", "default": False}
 OBJECT = {"type": "object"}
@@ -17,6 +19,16 @@ def _count(low: int, about: str, **more: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": low, **more, "description": about}
 
 
+IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+TEXTS_OR_IDS = {
+    "anyOf": [
+        TEXT,
+        {"type": "array", "items": TEXT, "minItems": 1},
+        IDS,
+        {"type": "array", "items": IDS, "minItems": 1},
+    ],
+    "description": "a text, texts, token ids, or lists of token ids",
+}
 STOP = {
     "oneOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": 4}],
     "description": "texts that end the answer and are not part of it",
@@ -56,7 +68,11 @@ CHAT: dict[str, dict[str, Any]] = {
     "messages": {
         "type": "array",
         "minItems": 1,
-        "items": OBJECT,
+        "items": {
+            **OBJECT,
+            "properties": {"role": {"enum": list(ROLES)}, "content": {"type": ["string", "array"]}},
+            "required": ["role"],
+        },
         "description": "role (system, user, assistant ...) and content: a text, or parts of type text; of models that "
         "read images also of type image_url, whose url is a data URL in base64",
     },
@@ -68,7 +84,7 @@ CHAT: dict[str, dict[str, Any]] = {
 }
 
 COMPLETION: dict[str, dict[str, Any]] = {
-    "prompt": {"description": "a text, texts, token ids, or lists of token ids"},
+    "prompt": TEXTS_OR_IDS,
     **COMMON,
     "echo": {**FLAG, "description": "the prompt before each answer"},
     "logprobs": _count(0, "so many of the best tokens beside each", maximum=20),

@@ -50,7 +50,7 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(OutOfFiles())
     with _told_to_stop() as stop:
         try:
-            async with _grpc(server), Front(server, sock) as front:
+            async with grpc_front(server), Front(server, sock) as front:
                 loading = asyncio.ensure_future(server.load())
                 if await _first(loading, stop.wait()) is loading:
                     loading.result()
@@ -61,7 +61,7 @@ async def _serve(
             await server.stop()
 
 
-def _grpc(server: Server) -> contextlib.AbstractAsyncContextManager[object]:
+def grpc_front(server: Server) -> contextlib.AbstractAsyncContextManager[object]:
     """The front that speaks gRPC, where it is asked for."""
     if server.options.grpc_port is None:
         return contextlib.nullcontext()
