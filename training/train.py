@@ -269,7 +269,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="a schedule over steps instead of minutes")
     parser.add_argument("--until", type=int, help="with --steps: stop, and save, after this one")
     parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=1.2e-3)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--warm", type=int, default=400, help="steps over which the rate rises")
     parser.add_argument("--patches", type=int, default=131072, help="patches of a batch at most")
     parser.add_argument("--rows", type=int, default=256, help="pages of a batch at most")
