@@ -22,6 +22,7 @@ from alula.core.progress import Note, Silent, quiet
 from alula.core.tensor import TensorSpec
 from alula.planning import (
     Wanted,
+    grids,
     opset_here,
     plan_of,
     precisions_here,
@@ -343,6 +344,30 @@ def test_a_decoder_on_a_gpu_has_profiles_for_steps_and_for_prompts() -> None:
     )
     assert plan.profile.holds == 2048
     assert len(plan_of(DECODER, {}, Wanted(), engine="openvino").profiles) == 1
+
+
+def test_a_page_on_a_gpu_is_as_large_as_its_checkpoint_has_it_within_a_bound() -> None:
+    """HunyuanOCR 1.0 and 1.5, and a small one."""
+    tuned = [
+        str(grids(least, most, step)["across"])
+        for least, most, step in ((512**2, 2048**2, 32), (512**2, 4096**2, 32), (16**2, 24**2, 8))
+    ]
+    assert tuned == ["2:64:176", "2:90:176", "2:4:18"]
+
+
+def test_a_vision_part_is_tuned_once_where_only_steps_and_prompts_differ() -> None:
+    page = TensorSpec(name="patches", dtype="float32", shape=("down", "across", 12))
+    vision = Part(name="vision", inputs=(page,), outputs=(OUT,))
+    spec = replace(DECODER, parts=(vision, *DECODER.parts), image_id=5, max_length=32768)
+    plan = plan_of(spec, {}, Wanted(), grids(512**2, 2048**2, 32), "tensorrt")
+    assert plan.of(vision).profiles == (Profile(sizes(across=(2, 64, 176), down=(2, 64, 176))),)
+    assert len(plan.of(spec.part("decoder")).profiles) == 2
+    assert plan.profile.holds == 8192, "a large page and its answer"
+    assert plan.profile.largest(("down", "across")) == 176 * 176
+    assert plan.of(spec.part("decoder")).profile.largest(("down", "across")) == 0
+    narrow = Wanted(profiles=(sizes(down=(2, 4, 8)), sizes(across=(2, 4, 6))))
+    found = plan_of(spec, {}, narrow, grids(512**2, 2048**2, 32), "tensorrt").of(vision)
+    assert found.profile.largest(("down", "across")) == 176 * 8
 
 
 def test_profiles_that_are_given_take_the_place_of_steps_and_prompts() -> None:

@@ -90,4 +90,4 @@ def _axes(profile: Profile) -> dict[str, list[int]]:
 
 
 def _profile(raw: Mapping[str, list[int]]) -> Profile:
-    return Profile({axis: Range(*sizes) for axis, sizes in raw.items()})
+    return Profile({axis: Range(low, opt, high, min(1, low)) for axis, (low, opt, high) in raw.items()})

@@ -17,12 +17,13 @@ from alula.core.progress import Progress
 from alula.core.tensor import TensorSpec
 from alula.core.words import IMAGE_TASKS, choice
 from alula.data import Dataset, read
-from alula.engines import resolve
+from alula.engines import GPU, resolve
 from alula.engines import traits as traits_of
 from alula.evidence import choose
 from alula.planning import (
     Wanted,
     asked_of,
+    grids,
     impossible,
     opset_here,
     plan_of,
@@ -86,6 +87,7 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     refuse_without_rows(precisions, request, writes=None)
     opset = opset_here(engine, request.opset, traits)
     choice("calibration", request.calibration, METHODS)
+    seen: Mapping[str, Range] = {}
     with progress.phase("read the checkpoint"):
         checkpoint = families.open_checkpoint(request.model, request.revision)
         asked = asked_of(request.axes, request.compiling)
@@ -103,13 +105,15 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         if spec.sees:
             from alula.codecs import Patcher  # noqa: PLC0415 - likewise
 
-            Patcher.open(checkpoint.folder)
+            patcher = Patcher.open(checkpoint.folder)
+            if engine in GPU:
+                seen = grids(patcher.least_pixels, patcher.most_pixels, patcher.patch * patcher.merge)
         if spec.writes:
             precisions = precisions_here(engine, request.precision, traits, writes=True)
         refuse_without_rows(precisions, request, writes=spec.writes)
         left = impossible(precisions, request.precision, families.only_as_it_is(checkpoint, spec))
     spec = replace(spec, name=request.name or spec.name)
-    data, seen, skip = None, {}, request.skip_bad_rows
+    data, skip = None, request.skip_bad_rows
     if request.data is not None:
         data = read(request.data, spec.task, skip_bad=skip, inputs=spec.parts[0].inputs)
     if traffic := request.compiling.traffic:

@@ -11,7 +11,7 @@ from statistics import median, median_low
 from alula.core.engine import Plan, Traits
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.profile import DERIVED, Profile, Range, hull
+from alula.core.profile import DERIVED, GRID, Profile, Range, hull
 from alula.core.progress import Progress
 from alula.core.words import TENSORS, check_opset, precisions_of
 from alula.data import read
@@ -45,13 +45,21 @@ GPU_AXES = {
     "length": Range(1, 128, 512),
     "total": Range(1, 512, 2048),
     "source": Range(1, 128, 512),
-    "down": Range(2, 64, 256),
-    "across": Range(2, 64, 256),
+    "down": Range(2, 64, 176),
+    "across": Range(2, 64, 176),
     "image_tokens": Range(1, 1, 4096),
 }
-"""The same where a compiler reserves memory for the largest sizes, all at once."""
+"""The same where a compiler reserves memory for the largest sizes, all at once.
 
-_PATCHES = ("down", "across")
+176 patches of 16 pixels are the longer side of a page of 4 million pixels that is twice as long as wide, less a tenth:
+all of A4, Letter and 16:9. Scores of 176 by 176 patches in 16 heads are taken in 15 pieces of 2 GiB (fp16).
+"""
+
+SEEING_TOTAL = Range(1, 1024, 8192)
+"""Tokens on a GPU where images are read: a page of 4 million pixels is 4,162, and its answer stands behind them."""
+
+# What a context does not bound: several sequences' images are in one step.
+_OF_IMAGES = (*GRID, "image_tokens")
 
 STEP = 8
 """Sizes that traffic shows are widened to multiples of this."""
@@ -165,7 +173,7 @@ def plan_of(
     seen: Mapping[str, Range] | None = None,
     engine: str = "",
 ) -> Plan:
-    """The ranges given, those that were `seen` in traffic, and defaults cut to what the model takes for the rest.
+    """The ranges given, those `seen` in traffic or that pages may have, and defaults cut to what the model takes.
 
     A range that every profile replaces would say nothing, so where there is one all of these are a profile too.
     """
@@ -204,7 +212,7 @@ def _complete(
     spec: ModelSpec, given: Mapping[str, Range], seen: Mapping[str, Range], *, on_gpu: bool
 ) -> Profile:
     if spec.writes:
-        return _writing(spec, given, on_gpu=on_gpu)
+        return _writing(spec, {**seen, **given}, on_gpu=on_gpu)
     known = spec.part("encoder").axes
     if unknown := sorted(set(given) - set(known)):
         has = ", ".join(sorted(known)) or "none that is open: all of its sizes are fixed"
@@ -228,6 +236,16 @@ def _complete(
     return Profile(axes)
 
 
+def grids(least_pixels: int, most_pixels: int, step: int) -> dict[str, Range]:
+    """Patches of a checkpoint's pages, down and across, for a GPU; `step` pixels are two patches. Pure.
+
+    Tuned for a square page midway between the fewest and the most pixels; a side has what `GPU_AXES` has at most.
+    """
+    most = min(GPU_AXES[GRID[0]].max, 2 * ceil(most_pixels / step / step))
+    tuned = 2 * round((least_pixels * most_pixels) ** 0.25 / step)
+    return dict.fromkeys(GRID, Range(2, max(2, min(tuned, most)), most))
+
+
 def _writing(spec: ModelSpec, given: Mapping[str, Range], *, on_gpu: bool) -> Profile:
     """The sizes of all parts of a model that writes text.
 
@@ -244,8 +262,10 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range], *, on_gpu: bool) -> Pr
             f"axis 'total' up to {given['total'].max}; {spec.name} takes {spec.max_length} tokens at most"
         )
     usually = GPU_AXES if on_gpu else WRITING_AXES
+    if on_gpu and spec.sees:
+        usually = {**usually, "total": SEEING_TOTAL}
     usual = {
-        axis: usually[axis] if axis in _PATCHES else _at_most(usually[axis], spec.max_length)
+        axis: usually[axis] if axis in _OF_IMAGES else _at_most(usually[axis], spec.max_length)
         for axis in known
         if axis != "batch"
     }

@@ -17,6 +17,7 @@ from alula.core.errors import CompileError
 from alula.core.graph import Graph
 from alula.core.machine import cpu_features
 from alula.core.model import ModelSpec
+from alula.core.profile import GRID
 from alula.core.progress import Progress
 from alula.core.words import WRITTEN_OPSET
 from alula.engines import VISION
@@ -149,7 +150,11 @@ class Workshop:
             smoothing = self.calibration.smoothing if self.calibration else {}
             model = graphs.pack(model, self.backend.name, precision, smoothing=smoothing)
         passes = graphs.passes_for(
-            self.backend.name, precision, self.opset, keep=keep | self._beyond(precision)
+            self.backend.name,
+            precision,
+            self.opset,
+            keep=keep | self._beyond(precision),
+            longest=self.plan.profile.largest(GRID),
         )
         return graphs.rewrite(model, passes)
 

@@ -13,6 +13,9 @@ PAST = "past"
 """The axis of what a decoder has seen before, which may be empty."""
 
 
+GRID = ("down", "across")
+"""The axes of an image that is read beside a prompt, in patches."""
+
 DERIVED: Mapping[str, str] = {PAST: "total less length", "answers": "at most length"}
 """Axes of a decoder that follow from others, and how."""
 
@@ -57,9 +60,11 @@ class Profile:
         return past.max if past.min else self.axes["total"].max
 
     def of(self, axes: Collection[str]) -> Profile:
-        """The same sizes, of these axes alone: those of one part of a model."""
+        """The same sizes, of these axes alone: those of one part of a model, which may be tuned for fewer."""
         kept = {axis: sizes for axis, sizes in self.axes.items() if axis in axes}
-        return Profile(kept, tuple(part.of(axes) for part in self.tuned))
+        found = [part.of(axes) for part in self.tuned]
+        different = tuple(part for at, part in enumerate(found) if part not in found[:at])
+        return Profile(kept, different if len(different) > 1 else ())
 
     def shapes(self, spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The (min, opt, max) shapes of one tensor."""
@@ -106,6 +111,12 @@ class Profile:
             part for part in self.parts if all(size <= part.axes[other].max for other, size in sizes.items())
         ]
         return max((part.axes[axis].max for part in fitting), default=0)
+
+    def largest(self, axes: Collection[str]) -> int:
+        """The most that sizes of these axes, multiplied, are in one profile; 0 where it has not all of them."""
+        if not set(axes) <= set(self.axes):
+            return 0
+        return max(prod(part.axes[axis].max for axis in axes) for part in self.parts)
 
     def __str__(self) -> str:
         return ", ".join(f"{axis} {sizes}" for axis, sizes in self.axes.items())

@@ -57,21 +57,24 @@ def half_policy(engine: str, opset: int | None = None) -> Policy:
     return tensorrt_half(opset) if engine in _TENSORRT else HALF
 
 
-def passes_for(
+def passes_for(  # noqa: PLR0913 - six, which is as many as a function may have here
     engine: str,
     precision: str,
     opset: int | None = None,
     policy: Policy | None = None,
     keep: frozenset[str] = frozenset(),
+    *,
+    longest: int = 0,
 ) -> tuple[Pass, ...]:
     """The passes for one engine and precision, in order; with an opset, those that lower the graph to it.
 
     `policy` says what is bf16 or fp16 (`FUSED` and `HALF` unless given), `keep` names the nodes that stay fp32 there.
-    Without an opset the graph is for the newest TensorRT, which takes attention whole.
+    Without an opset the graph is for the newest TensorRT, which takes attention whole; an older one has no tensor with
+    more than 2^31 - 1 elements, so that it matters how long what attends to itself may be: `longest`, 0 for not very.
     """
     refuse_unless_offered(engine, precision)
     if engine in _TENSORRT:
-        passes = [*tensorrt_passes(precision, opset, policy, keep)]
+        passes = [*tensorrt_passes(precision, opset, policy, keep, longest)]
         return (*passes, DropIdentities(), RemoveUnusedNodesPass())
     # What a ready-made file brings: a norm behind a convolution costs ONNX Runtime 7 % (PP-OCRv4 recogniser, 6x320).
     passes = [FoldAffine()] if engine in {"openvino", "onnxruntime"} else []

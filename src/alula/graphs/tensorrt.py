@@ -36,13 +36,14 @@ _OLDEST_OPSET = 17
 
 
 def tensorrt_passes(
-    precision: str, opset: int | None, policy: Policy | None, keep: frozenset[str]
+    precision: str, opset: int | None, policy: Policy | None, keep: frozenset[str], longest: int = 0
 ) -> tuple[Pass, ...]:
     """In order: attention as the version takes it, the precision, then the words of the opset.
 
     What int8 leaves is fp16, since TensorRT computes what a graph calls fp32 in fp32: attention and layers that are
     kept. From opset 19 on so is what layers of eight bits give; before, Q and DQ take fp32 alone, and a cast between
-    them and a layer would keep TensorRT from computing that in eight bits, so it stays fp32 there.
+    them and a layer would keep TensorRT from computing that in eight bits, so it stays fp32 there. What attends to
+    itself may be as long as `longest`; where attention has no kernel, scores are then counted piece by piece.
     """
     newest = opset if opset is not None else _ATTENTION_OPSET
     whole, halved = newest >= _ATTENTION_OPSET, precision != "fp32"
@@ -53,7 +54,7 @@ def tensorrt_passes(
         FoldAffine(),
     ]
     if not whole:
-        passes.append(DecomposeAttention(late=halved))
+        passes.append(DecomposeAttention(late=halved, longest=longest))
     elif halved:
         passes.append(DecomposeAttention(lambda node: not _has_kernel(node) or _is_kept(node, keep)))
     if precision == "bf16":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,9 @@ from alula.graphs.passes.edit import Editor, constant_linear, first_input, scale
 _FAR_BELOW = {ir.DataType.FLOAT: -1e9, ir.DataType.BFLOAT16: -1e9, ir.DataType.FLOAT16: -1e4}
 _LOWEST = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
 
+MOST_SCORES = 1 << 30
+"""Of a tensor of scores: 2 GiB in half precision. No tensor of TensorRT may have more than 2^31 - 1 elements."""
+
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 _CACHES = frozenset({"past_key", "past_value", "nonpad_kv_seqlen"})
 
@@ -26,12 +30,20 @@ class DecomposeAttention(InPlacePass):
     """Replaces every Attention by MatMul, Add, Softmax and MatMul; rows that attend to nothing give zeros.
 
     A constant linear in front of the query takes the scale into its weights; `late` divides the scores instead, which
-    is the form that TensorRT 8.6 has a kernel for. With `which`, those it is true of alone.
+    is the form that TensorRT 8.6 has a kernel for. With `which`, those it is true of alone. Where states that see
+    everything may be as long as `longest`, queries are taken piece by piece, as many as keep each tensor of scores
+    within `MOST_SCORES`.
     """
 
-    def __init__(self, which: Callable[[ir.Node], bool] = lambda node: True, *, late: bool = False) -> None:
+    def __init__(
+        self,
+        which: Callable[[ir.Node], bool] = lambda node: True,
+        *,
+        late: bool = False,
+        longest: int = 0,
+    ) -> None:
         super().__init__()
-        self.which, self.late = which, late
+        self.which, self.late, self.longest = which, late, longest
 
     def requires(self, model: ir.Model) -> None:
         """No key-value cache, no second output, and head sizes that are known or given by `scale`."""
@@ -45,7 +57,7 @@ class DecomposeAttention(InPlacePass):
         """Rewrite them one by one."""
         nodes = list(filter(self.which, _attentions(model)))
         for node in nodes:
-            _decompose(node, late=self.late)
+            _decompose(node, late=self.late, pieces=pieces_of(node, self.longest))
         return PassResult(model, bool(nodes))
 
     def ensures(self, model: ir.Model) -> None:
@@ -88,6 +100,15 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
     return ""
 
 
+def pieces_of(node: ir.Node, longest: int) -> int:
+    """How many pieces the queries of an Attention are taken in; one where it has a mask, or packs no states."""
+    if not _is_packed(node) or _input(node, "attn_mask") is not None:
+        return 1
+    if node.attributes.get_int("is_causal", 0):
+        return 1
+    return max(1, math.ceil(_head_counts(node)[0] * longest * longest / MOST_SCORES))
+
+
 def head_size(node: ir.Node) -> int | None:
     """How many numbers one head of an Attention has; None where shapes do not tell."""
     query = node.inputs[0]
@@ -107,7 +128,7 @@ class _Mask:
     kept_rows: ir.Value | None = None
 
 
-def _decompose(node: ir.Node, *, late: bool) -> None:
+def _decompose(node: ir.Node, *, late: bool, pieces: int) -> None:
     edit = Editor(node)
     query, key, value = node.inputs[:3]
     assert query is not None
@@ -126,17 +147,37 @@ def _decompose(node: ir.Node, *, late: bool) -> None:
         )
     else:
         key, query = edit.op("Transpose", key, perm=[0, 1, 3, 2]), _of_keys(edit, query)
-    scores = edit.op("MatMul", query, key)
-    scores = scores if packed else _of_queries(edit, scores)
-    if late and _scale(node) != 1.0:
-        assert query.dtype is not None
-        scores = edit.op("Div", scores, edit.number(1 / _scale(node), query.dtype))
-    context = _attend(edit, scores, value, mask)
+    found = [_context(edit, each, (key, value), mask, late=late) for each in _cut(edit, query, pieces)]
+    context = found[0] if pieces == 1 else edit.op("Concat", *found, axis=2)
     if packed:
         context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
         context = edit.op("Reshape", context, edit.ints(0, 0, -1))
     node.resize_outputs(1)
     edit.replace(context)
+
+
+def _cut(edit: Editor, query: ir.Value, pieces: int) -> list[ir.Value]:
+    """Queries [batch, heads, length, size] in pieces of one length, the last one with what is left over."""
+    if pieces == 1:
+        return [query]
+    axis, whole = edit.ints(2), ir.DataType.INT64
+    length = edit.op("Shape", query, start=2, end=3, dtype=whole)
+    size = edit.op("Div", length, edit.ints(pieces))
+    ends = [edit.ints(0), *(edit.op("Mul", size, edit.ints(at)) for at in range(1, pieces)), length]
+    return [edit.op("Slice", query, begin, end, axis) for begin, end in pairwise(ends)]
+
+
+def _context(
+    edit: Editor, query: ir.Value, seen: tuple[ir.Value, ir.Value], mask: _Mask, *, late: bool
+) -> ir.Value:
+    """What some queries take of keys, transposed, and their values."""
+    key, value = seen
+    scores = edit.op("MatMul", query, key)
+    scores = scores if _is_packed(edit.node) else _of_queries(edit, scores)
+    if late and _scale(edit.node) != 1.0:
+        assert query.dtype is not None
+        scores = edit.op("Div", scores, edit.number(1 / _scale(edit.node), query.dtype))
+    return _attend(edit, scores, value, mask)
 
 
 def _attend(edit: Editor, scores: ir.Value, value: ir.Value, mask: _Mask) -> ir.Value:
