@@ -142,7 +142,7 @@ def verdicts(results: Results) -> list[Verdict]:
         ),
         _at_most("first token, ms", 1e3 * median(first) if first else None, 80.0),
         _at_most("device memory, of PyTorch fp32's", memory[0] / memory[1] if all(memory) else None, 0.5),
-        _at_most("4 pages of 1280 x 1280, GiB", max(taken) / 2**30 if taken else None, 24.0),
+        _at_most("4 pages of 1280 x 1280, GiB", max(taken) / 2**30 if any(taken) else None, 24.0),
         _at_least("a 4K page read, rounds", float(len(seconds(vast, VAST, "page_s"))) or None, 1.0),
         _at_most("logits fp32, largest difference", _of(errors, EXACT, "largest"), 1e-4),
         _at_most("tokens fp32 that are others, no ties", _of(errors, EXACT, "others"), 0.0),
