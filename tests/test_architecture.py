@@ -66,8 +66,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prove": {"core", "evidence", "local", "prompted", "questions", *ROOMS},
     "serve": {
         "core",
+        "documents",
         "generating",
         "local",
+        "ocr",
         "prompting",
         "engines",
         "bundles",

@@ -104,7 +104,9 @@ def test_a_scale_keeps_within_its_budget() -> None:
 def test_locked_files_say_that_they_are() -> None:
     """S33, jztan/pdf-mcp#59: a locked file answered in the library's own words, or with a server error."""
     raw = locked(numbered(1), user="secret", owner="boss")
-    with pytest.raises(InputError, match=r"a\.pdf is locked: a password is needed; give it with --password"):
+    with pytest.raises(
+        InputError, match=r"a\.pdf is locked: a password is needed; give it as the option password"
+    ):
         Pdf(raw, "a.pdf")
     with pytest.raises(InputError, match=r"a\.pdf is locked: the password is not its password"):
         Pdf(raw, "a.pdf", password="wrong")

@@ -123,7 +123,7 @@ def test_pages_are_counted_from_one(said: str, places: list[int]) -> None:
 
 @pytest.mark.parametrize("said", ["", "0", "a", "1,,2", "3-1", "-", "1-2-3", "1;2"])
 def test_what_are_no_pages_is_refused(said: str) -> None:
-    with pytest.raises(InputError, match="--pages is"):
+    with pytest.raises(InputError, match="pages is"):
         Selection.parse(said)
 
 

@@ -23,12 +23,9 @@ from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking, kind_of
 from alula.ocr.output import FORMATS, Log, asked, draw, places, usual_format, writing
 from alula.ocr.pool import taken
-from alula.ocr.reader import MAX_TOKENS
+from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
 from alula.ocr.subtitles import joined, still, with_subtitles
-
-PICTURES: tuple[Task, ...] = ("chart", "ask")
-"""Tasks about more than letters: no page is too blurred for them."""
 
 MOST_JOBS = 4
 """Processes that open files, where nothing is said: one of two cores, and no more than this."""
@@ -110,7 +107,7 @@ def ocr(
     videos = frozenset(filter(_is_video, files))
     form = _one_of(format, FORMATS, "--format") if format else usual_format(ask.task, video=bool(videos))
     _check_videos(videos, files, ask.task, form, pages)
-    selection = Selection.parse(pages) if pages else Selection()
+    selection = Selection.parse(pages, "--pages") if pages else Selection()
     taking = Taking(
         password=password,
         dpi=dpi,

@@ -125,7 +125,7 @@ def _opened(file: Path | bytes, called: str, password: str | None) -> pypdfium2.
     except pdfium.PdfiumError as error:
         if error.err_code == _PASSWORD:
             wrong = "the password is not its password" if password else "a password is needed"
-            raise InputError(f"{called} is locked: {wrong}; give it with --password") from error
+            raise InputError(f"{called} is locked: {wrong}; give it as the option password") from error
         if error.err_code == _SUCCESS:
             raise InputError(f"{called} has no pages; expected at least one") from error
         raise InputError(f"{called} is no PDF that can be read: {error}") from error

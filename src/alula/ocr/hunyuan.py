@@ -20,6 +20,7 @@ from alula.ocr.answers import Written, page_of
 from alula.ocr.prompts import Version, prompt
 from alula.ocr.reader import Ask
 from alula.ocr.repetition import Guard, Loop
+from alula.prompting import Prompts
 
 AHEAD = 2
 """Pages that are cut into patches before the batch has room for them."""
@@ -61,8 +62,7 @@ class ModelReader:
     @property
     def version(self) -> Version:
         """Which of the published models it is made like, as its image processor tells."""
-        patcher = self._looker.prompts.patcher
-        return "1.5" if patcher is not None and patcher.most_pixels > _FIRST_VERSION_PIXELS else "1.0"
+        return version_of(self._looker.prompts)
 
     def read(self, scans: Iterable[Scan], ask: Ask) -> Iterator[Page]:
         """One page for each scan, in order; pages of as many as the batch holds are written side by side."""
@@ -78,6 +78,18 @@ class ModelReader:
     def close(self) -> None:
         """Release engines and cache. Safe to call twice."""
         self._looker.close()
+
+
+def version_of(prompts: Prompts) -> Version:
+    """Which of the published models a bundle is made like, as its image processor tells."""
+    patcher = prompts.patcher
+    return "1.5" if patcher is not None and patcher.most_pixels > _FIRST_VERSION_PIXELS else "1.0"
+
+
+def bounded(request: Request, ask: Ask) -> Request:
+    """A request about a page, whose answer ends at the most tokens that are asked for."""
+    most = min(ask.max_tokens, request.stopping.max_tokens)
+    return replace(request, stopping=replace(request.stopping, max_tokens=most))
 
 
 class _Reading:
@@ -121,7 +133,8 @@ class _Reading:
         at, self._taken = self._taken, self._taken + 1
         answer = _Answer(at=at, scan=scan, begun=time.perf_counter())
         try:
-            refused = self._looker.add(at, self._request(patches.result()))
+            request = self._looker.request(self._told, [patches.result()])
+            refused = self._looker.add(at, bounded(request, self._ask))
         except InputError as error:
             self._fail(answer, str(error))
             return
@@ -129,11 +142,6 @@ class _Reading:
             self._fail(answer, refused.error)
         else:
             self._answers[at] = answer
-
-    def _request(self, patches: Patches) -> Request:
-        request = self._looker.request(self._told, [patches])
-        most = min(self._ask.max_tokens, request.stopping.max_tokens)
-        return replace(request, stopping=replace(request.stopping, max_tokens=most))
 
     def _hear(self, answer: _Answer, piece: Piece) -> None:
         if piece.error:

@@ -79,17 +79,17 @@ class Selection:
     spans: tuple[tuple[int, int | None], ...] = ()
 
     @classmethod
-    def parse(cls, said: str) -> Selection:
-        """`1-3,7`, `5-`, `-2`."""
+    def parse(cls, said: str, name: str = "pages") -> Selection:
+        """`1-3,7`, `5-`, `-2`; `name` is what errors call it."""
         spans = []
         for part in said.split(","):
             found = _SPAN.fullmatch(part.strip())
             if found is None or not (found[1] or found[3]):
-                raise InputError(f"--pages is {said!r}; expected pages and spans of them, such as 1-3,7,10-")
+                raise InputError(f"{name} is {said!r}; expected pages and spans of them, such as 1-3,7,10-")
             first = int(found[1] or 1)
             last = int(found[3]) if found[3] else None if found[2] else first
             if first < 1 or (last is not None and last < first):
-                raise InputError(f"--pages is {said!r}; {part.strip()} is no span of pages, which begin at 1")
+                raise InputError(f"{name} is {said!r}; {part.strip()} is no span of pages, which begin at 1")
             spans.append((first, last))
         return cls(spans=tuple(spans))
 
@@ -136,7 +136,11 @@ class Files:
         if isinstance(opened, Video):
             scan = Scan(source=source, index=index, pixels=opened.picture(index), span=opened.span(index))
             return replace(scan, timings={"load_ms": (time.perf_counter() - begun) * 1e3})
-        scan = self._rendered(opened, source, index) if opened else self._decoded(source, index)
+        scan = (
+            self._rendered(opened, source, index)
+            if opened
+            else decoded(Path(source), source, index, self._taking)
+        )
         loaded = time.perf_counter()
         scan = looked_at(scan, self._taking)
         timings = {"load_ms": (loaded - begun) * 1e3, "look_ms": (time.perf_counter() - loaded) * 1e3}
@@ -166,20 +170,19 @@ class Files:
         page = pdf.render(index, dpi=self._taking.dpi, most_pixels=self._taking.page_pixels)
         return Scan(source=source, index=index, pixels=page.pixels, dpi=page.dpi, notices=page.notices)
 
-    def _decoded(self, source: str, index: int) -> Scan:
-        taking = self._taking
-        sheet = decode_sheet(
-            Path(source), index, most_pixels=taking.most_pixels, shrink_to=taking.page_pixels
-        )
-        notices = []
-        if sheet.frames > 1:
-            said = f"the first of {sheet.frames} pictures of an animation; the others are not read"
-            notices.append(Notice(code="first-frame", message=said))
-        height, width = sheet.pixels.shape[:2]
-        if (height, width) != sheet.size:
-            said = f"{sheet.size[1]} x {sheet.size[0]} pixels are more than are read; made {width} x {height}"
-            notices.append(Notice(code="downscaled", message=said))
-        return Scan(source=source, index=index, pixels=sheet.pixels, dpi=sheet.dpi, notices=tuple(notices))
+
+def decoded(image: Path | bytes, source: str, index: int, taking: Taking) -> Scan:
+    """A page of an image, a file or what stands in one; `source` is what it is called."""
+    sheet = decode_sheet(image, index, source, most_pixels=taking.most_pixels, shrink_to=taking.page_pixels)
+    notices = []
+    if sheet.frames > 1:
+        said = f"the first of {sheet.frames} pictures of an animation; the others are not read"
+        notices.append(Notice(code="first-frame", message=said))
+    height, width = sheet.pixels.shape[:2]
+    if (height, width) != sheet.size:
+        said = f"{sheet.size[1]} x {sheet.size[0]} pixels are more than are read; made {width} x {height}"
+        notices.append(Notice(code="downscaled", message=said))
+    return Scan(source=source, index=index, pixels=sheet.pixels, dpi=sheet.dpi, notices=tuple(notices))
 
 
 def looked_at(scan: Scan, taking: Taking) -> Scan:
@@ -208,6 +211,11 @@ def _said(notice: Notice, what: str) -> Notice:
 def kind_of(source: str) -> Literal["pdf", "video", "image"]:
     """By the file's first bytes."""
     with Path(source).open("rb") as opened:
-        head = opened.read(_HEADER_BYTES)
+        return kind_of_bytes(opened.read(_HEADER_BYTES))
+
+
+def kind_of_bytes(content: bytes) -> Literal["pdf", "video", "image"]:
+    """The same of what stands in a file."""
+    head = content[:_HEADER_BYTES]
     # Other programs find the mark behind something else, too.
     return "pdf" if b"%PDF-" in head else "video" if is_video(head) else "image"

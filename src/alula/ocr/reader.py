@@ -12,6 +12,9 @@ from alula.documents import TASKS, Page, Scan, Task
 MAX_TOKENS = 4096
 """Of one page's answer, where nothing else is said: a full page of text takes about 1400."""
 
+PICTURES: tuple[Task, ...] = ("chart", "ask")
+"""Tasks about more than letters: no page is too blurred for them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:

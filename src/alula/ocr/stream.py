@@ -34,22 +34,22 @@ def read_pages(found: Iterable[Taken], reader: Reader, ask: Ask) -> Generator[Do
     def scans() -> Iterator[Scan]:
         for one in found:
             line.append(one)
-            if _readable(one):
+            if readable(one):
                 yield one
 
     with closing(_closable(reader.read(scans(), ask))) as pages:
         for page in pages:
-            while line and not _readable(line[0]):
-                yield _outcome(line.popleft())
+            while line and not readable(line[0]):
+                yield outcome(line.popleft())
             if not line:
                 raise EngineError(
                     f"{reader.name} gave page {page.index + 1} of a file twice, or one too many"
                 )
             scan = line.popleft()
-            assert _readable(scan)
+            assert readable(scan)
             yield Done(source=scan.source, page=page, scan=scan)
     while line:
-        yield _outcome(line.popleft())
+        yield outcome(line.popleft())
 
 
 def _closable(pages: Iterator[Page]) -> Generator[Page]:
@@ -61,13 +61,14 @@ def _closable(pages: Iterator[Page]) -> Generator[Page]:
             close()
 
 
-def _readable(one: Taken) -> TypeGuard[Scan]:
+def readable(one: Taken) -> TypeGuard[Scan]:
     """Whether it goes to the reader: what was taken, and not marked as too blurred."""
     return isinstance(one, Scan) and not any(notice.code == "skipped" for notice in one.notices)
 
 
-def _outcome(one: Taken) -> Done | Lost:
-    if _readable(one):
+def outcome(one: Taken) -> Done | Lost:
+    """What becomes of a page that no reader was given."""
+    if readable(one):
         raise EngineError(f"no page was read for page {one.index + 1} of {one.source}")
     if isinstance(one, Scan):
         return Done(source=one.source, page=Page.of(one), scan=one)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, deadlines, openapi, v2_routes, written
+from alula.serve import answering, bodies, deadlines, ocr_routes, openapi, v2_routes, written
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.deadlines import Deadline
@@ -60,6 +60,7 @@ def application(server: Server) -> ASGIApp:
         *(Route(path, _posted(server, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
         Route("/v1/models", _got(lambda: models(server))),
         Route(MODEL, _model(server)),
+        *ocr_routes.routes(server, _unless_gone),
         *v2_routes.routes(server, _response_unless_gone),
         Route("/", _to_docs),
         Route("/info", _got(lambda: info(server))),
@@ -216,7 +217,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
-    wanted = "POST" if request.url.path in ANSWERS else "GET"
+    wanted = "POST" if request.url.path in {*ANSWERS, *ocr_routes.PATHS} else "GET"
     message = f"{request.url.path} takes {wanted}, not {request.method}"
     answer = refusal(Failure(status=405, kind="validation", message=message), request.url.path)
     answer.headers["allow"] = wanted

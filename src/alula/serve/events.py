@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is sent while it is made."""
+"""Server-sent events, and lines of JSON: an answer that is sent while it is made."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
+    @staticmethod
+    def encoded(value: Mapping[str, Any]) -> bytes:
+        """One object as it is sent."""
+        return event(value)
+
+    @staticmethod
+    def last(error: Exception | None) -> bytes:
+        """What comes after all objects, or in place of the rest of them."""
+        return END if error is None else event(failure_of(error).body(openai=True))
+
     def __init__(self, events: Events, done: Callable[[], None]) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -83,10 +93,10 @@ class EventStream(Response):
         try:
             async for objects in self._events.objects:
                 if objects:
-                    await self._body(send, b"".join(map(event, objects)))
-            last = END
+                    await self._body(send, b"".join(map(self.encoded, objects)))
+            last = self.last(None)
         except Exception as error:  # whatever it is becomes an event
-            last = event(failure_of(error).body(openai=True))
+            last = self.last(error)
         await self._body(send, last, more=False)
 
     async def _body(self, send: Send, body: bytes, *, more: bool = True) -> None:
@@ -94,3 +104,19 @@ class EventStream(Response):
         self._since = monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._since = None
+
+
+class LineStream(EventStream):
+    """The same as lines of JSON, each an object; an error is the last one, as it stands in a body elsewhere."""
+
+    media_type = "application/x-ndjson"
+
+    @staticmethod
+    def encoded(value: Mapping[str, Any]) -> bytes:
+        """One line. ASCII only, so that nothing in it ends it."""
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+    @staticmethod
+    def last(error: Exception | None) -> bytes:
+        """Nothing, or the error."""
+        return b"" if error is None else LineStream.encoded(failure_of(error).body(openai=False))

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from alula import __version__
-from alula.serve import deadlines, openapi_tensors, openapi_writing
+from alula.serve import deadlines, openapi_pages, openapi_tensors, openapi_writing
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
@@ -124,6 +124,28 @@ def document() -> dict[str, Any]:
                     {"inputs": "A parrot sat on the fence."},
                 )
             ),
+            "/ocr": _of_pages(
+                _post(
+                    "What stands on a page, by the published schema or as text",
+                    {**openapi_pages.PAGE, "timeout": TIMEOUT},
+                    ["inputs"],
+                    openapi_pages.EXAMPLE,
+                ),
+                "text/plain",
+                "text/markdown",
+                "text/html",
+            ),
+            "/ocr/pdf": _of_pages(
+                _post(
+                    "The pages of a PDF, a TIFF or an image, each as a line as soon as it is read; the last line is a "
+                    "summary, or an error",
+                    {**openapi_pages.DOCUMENT, "timeout": TIMEOUT},
+                    ["inputs"],
+                    openapi_pages.EXAMPLE,
+                ),
+                "application/x-ndjson",
+                takes=("application/pdf",),
+            ),
             "/rerank": _post(
                 "How well each text answers the query, the best first",
                 {
@@ -204,6 +226,13 @@ def _with_images(described: dict[str, Any]) -> dict[str, Any]:
     """The same, whose body may also be images as they are."""
     kinds = ("multipart/form-data", "image/*", "application/octet-stream")
     described["post"]["requestBody"]["content"] |= {kind: {} for kind in kinds}
+    return described
+
+
+def _of_pages(described: dict[str, Any], *kinds: str, takes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The same, whose body may also be a file as it is, and whose answer is of these kinds."""
+    _with_images(described)["post"]["requestBody"]["content"] |= {kind: {} for kind in takes}
+    described["post"]["responses"]["200"]["content"] |= {kind: {} for kind in kinds}
     return described
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from alula.core.errors import InputError
 from alula.serve.errors import Refused
 
-NUMBERS = ("top_k",)
+NUMBERS = ("top_k", "max_tokens")
 """Fields that are numbers; in a form and behind a question mark all are texts."""
 
 MOST_PARTS = 1_024
@@ -32,19 +32,22 @@ class Upload:
 def is_upload(content_type: str) -> bool:
     """Whether a body of this type holds images as they are, not as JSON."""
     kind = content_type.partition(";")[0].strip().lower()
-    return kind in {"multipart/form-data", "application/octet-stream"} or kind.startswith("image/")
+    return kind in {"multipart/form-data", "application/octet-stream", "application/pdf"} or kind.startswith(
+        "image/"
+    )
 
 
 def fields_of(body: bytes, content_type: str, query: str) -> dict[str, Any]:
     """The fields of a body with images, as though they stood in a JSON object; `inputs` holds uploads."""
     fields = dict(parse_qsl(query, keep_blank_values=True))
-    if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
         texts, uploads = _form(body, content_type)
         fields |= texts
     else:
         if not body:
             raise InputError("the body is empty; expected an image")
-        uploads = [Upload(content=body, name="the image")]
+        uploads = [Upload(content=body, name="the PDF" if kind == "application/pdf" else "the image")]
     if "inputs" in fields:
         raise InputError("inputs is a text in a form; expected a file")
     read = {name: _number(name, text) if name in NUMBERS else text for name, text in fields.items()}

@@ -34,6 +34,9 @@ DECODERS = 2
 MOST_SEEN_BYTES = 1 << 30
 """Of images cut up, for all answers of a model that are written or wait: a page of 2048 x 2048 has 50 MB."""
 
+ROOM_S = 0.05
+"""Between two looks for room."""
+
 INLINE_CHARACTERS = 2_000
 """Longer prompts are tokenised in a thread, so that what is streamed does not stall meanwhile."""
 
@@ -93,6 +96,15 @@ class Writer:
             for each in decoding:
                 each.cancel()
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What is done to an image, in the threads that decode them."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
+
+    @property
+    def most_image_pixels(self) -> int:
+        """What an image may have."""
+        return self._options.max_image_pixels
+
     def _cut_up(self, image: Upload) -> Patches:
         page = decode(image.content, image.name, most_pixels=self._options.max_image_pixels)
         return self.prompts.patches(page)
@@ -114,6 +126,20 @@ class Writer:
         there = self._supervisor.writing(self._model)
         if there + answers > most:
             raise Overloaded(f"{there} answers are being written or wait, and {most} is the limit")
+
+    async def room(self) -> None:
+        """Wait for room for one more answer, and for an engine that is being started again; as long as one may take."""
+        until = monotonic() + self._options.answer_timeout_s
+        while True:
+            try:
+                self.refuse_unless_room(1)
+            except Overloaded:
+                if monotonic() >= until:
+                    raise
+            else:
+                if self._supervisor.state == "ready" or not self._supervisor.live or monotonic() >= until:
+                    return
+            await asyncio.sleep(ROOM_S)
 
     async def write(self, requests: Sequence[Request]) -> Answers:
         """Put answers in the line, all of them or none; whoever has them must close them at last."""

@@ -1,0 +1,143 @@
+"""Pages read by a served model that writes: what a request asks of them, and one page's answer in the running batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from alula.codecs import MOST_PIXELS, count_sheets
+from alula.core.errors import InputError
+from alula.documents import TASKS, Page, Scan, Task
+from alula.generate import Request
+from alula.ocr.answers import Written, page_of
+from alula.ocr.hunyuan import bounded, version_of
+from alula.ocr.loading import Taking, decoded, kind_of_bytes, looked_at
+from alula.ocr.prompts import prompt
+from alula.ocr.reader import MAX_TOKENS, PICTURES, Ask
+from alula.ocr.repetition import Guard
+from alula.ocr.stream import readable
+from alula.serve.bodies import Fields
+from alula.serve.catalogue import Catalogue
+from alula.serve.errors import Refused
+from alula.serve.uploads import Upload, images
+from alula.serve.writer import Writer
+
+PAGE_PIXELS = 16_000_000
+"""What a page is made smaller to, or rendered in: an A4 sheet at 400 dpi, and the most that HunyuanOCR 1.5 reads."""
+
+MOST_ASKED_CHARACTERS = 10_000
+"""Of a question, or of the names of fields together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a request asks of a file, and of which model."""
+
+    writer: Writer
+    ask: Ask
+    told: str
+    file: Upload
+
+    def taking(self, **more: Any) -> Taking:
+        """How its pages are taken, within what the server allows."""
+        most = self.writer.most_image_pixels
+        return Taking(
+            skip=self.ask.task not in PICTURES,
+            page_pixels=min(PAGE_PIXELS, most),
+            most_pixels=min(MOST_PIXELS, most),
+            **more,
+        )
+
+
+def asked(catalogue: Catalogue, fields: Fields) -> Asked:
+    """The fields of both routes; those of one of them alone must have been asked for by now."""
+    writer = _reader(catalogue, fields.maybe("model", str))
+    ask = Ask(
+        task=_task(fields.get("task", str, "text")),
+        fields=_names(fields.some(("fields",)).get("fields", "")),
+        to=fields.get("to", str, ""),
+        question=fields.get("question", str, ""),
+        language="zh" if fields.word("prompt", ("en", "zh")) == "zh" else "en",
+        max_tokens=fields.get("max_tokens", int, MAX_TOKENS),
+    )
+    if len(ask.question) + sum(map(len, ask.fields)) > MOST_ASKED_CHARACTERS:
+        raise InputError(f"question or fields have more than {MOST_ASKED_CHARACTERS} characters")
+    files, _ = images(fields.any("inputs"))
+    fields.done()
+    if len(files) != 1:
+        raise InputError(f"{len(files)} files in one request; expected one")
+    return Asked(writer=writer, ask=ask, told=prompt(ask, version_of(writer.prompts)), file=files[0])
+
+
+async def one_page(asked: Asked) -> tuple[Page, Scan]:
+    """The page of an image; refused before it is decoded where there is no room to read it."""
+    asked.writer.refuse_unless_room(1)
+    scan = await asked.writer.aside(lambda: _scan(asked))
+    return (await read(asked, scan) if readable(scan) else Page.of(scan)), scan
+
+
+async def read(asked: Asked, scan: Scan) -> Page:
+    """A page read in the running batch; leaving it cancels the answer, and a loop is ended as it is written."""
+    writer, begun = asked.writer, perf_counter()
+    patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
+    written = await _written(asked, bounded(writer.prompts.look(asked.told, [patches]), asked.ask))
+    timings = {"read_ms": (perf_counter() - begun) * 1e3}
+    return await writer.made(len(written.text), lambda: page_of(scan, written, asked.ask, timings=timings))
+
+
+async def _written(asked: Asked, request: Request) -> Written:
+    guard, ending = Guard(), None
+    answers = await asked.writer.write([request])
+    try:
+        while taken := await answers.take():
+            for _, piece in taken:
+                ending = piece.ending
+                if loop := guard.push(piece.text):
+                    return Written(text=guard.text, loop=loop)
+        return Written(text=guard.text, cut=ending == "length")
+    finally:
+        answers.close()
+
+
+def _scan(asked: Asked) -> Scan:
+    """An image's one page, upright and looked at."""
+    begun, (content, name) = perf_counter(), (asked.file.content, asked.file.name)
+    if (kind := kind_of_bytes(content)) != "image":
+        raise InputError(f"{name} is a {kind}; expected an image{' (/ocr/pdf takes PDFs)' * (kind == 'pdf')}")
+    if (pages := count_sheets(content, name)) > 1:
+        raise InputError(f"{name} has {pages} pages; expected one: send it to /ocr/pdf")
+    scan = decoded(content, name, 0, asked.taking())
+    loaded = perf_counter()
+    scan = looked_at(scan, asked.taking())
+    timings = {"load_ms": (loaded - begun) * 1e3, "look_ms": (perf_counter() - loaded) * 1e3}
+    return replace(scan, timings=timings)
+
+
+def _reader(catalogue: Catalogue, model: str | None) -> Writer:
+    """The named model, or the first one that reads pages."""
+    if model is None:
+        for service in catalogue.services:
+            if isinstance(service, Writer) and service.spec.sees:
+                return service
+        raise Refused("no model here reads pages; serve a bundle of HunyuanOCR", status=404)
+    service = catalogue.named(model)
+    if not (isinstance(service, Writer) and service.spec.sees):
+        raise Refused(f"model {model!r} does {service.spec.task}, and reads no pages", status=400)
+    return service
+
+
+def _task(said: str) -> Task:
+    for task in TASKS:
+        if task == said:
+            return task
+    raise InputError(f"task is {said!r}; expected one of: {', '.join(TASKS)}")
+
+
+def _names(said: Any) -> tuple[str, ...]:
+    """Names in a list, or in one text between commas."""
+    if isinstance(said, str):
+        return tuple(name.strip() for name in said.split(",")) if said else ()
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        raise InputError('fields is no list of texts; expected ["name", "date"], or "name,date"')
+    return tuple(said)
