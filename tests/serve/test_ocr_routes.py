@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,28 @@ def test_an_engine_that_dies_loses_only_the_pages_it_wrote(server: Running) -> N
     assert last["summary"]["pages"] == 30
     assert 1 <= last["summary"]["failed"] <= 12
     assert pages[-1]["notices"][-1]["code"] != "failed"
+
+
+def test_pages_of_documents_wait_for_room_that_others_took(bundle: Bundle) -> None:
+    limits: dict[str, Any] = {"max_sequences": 1, "max_waiting": 1, "cache_bytes": 1 << 26}
+    with (
+        running([bundle.root], engine_command=ENGINE, threads=1, **limits) as server,
+        ThreadPoolExecutor(3) as threads,
+    ):
+
+        def summary(_: int) -> dict[str, Any]:
+            answers: list[httpx.Response] = []
+
+            def answered() -> bool:
+                answers.append(server.client.post("/ocr/pdf?max_tokens=30", content=tiff(8), headers=PNG))
+                return answers[-1].status_code != 429
+
+            until(answered)
+            found: dict[str, Any] = lines(answers[-1])[-1]["summary"]
+            return found
+
+        for found in threads.map(summary, range(3)):
+            assert (found["pages"], found["failed"]) == (8, 0)
 
 
 def test_models_that_read_no_pages_say_so(tmp_path: Path) -> None:

@@ -77,18 +77,20 @@ async def one_page(asked: Asked) -> tuple[Page, Scan]:
     return (await read(asked, scan) if readable(scan) else Page.of(scan)), scan
 
 
-async def read(asked: Asked, scan: Scan) -> Page:
-    """A page read in the running batch; leaving it cancels the answer, and a loop is ended as it is written."""
+async def read(asked: Asked, scan: Scan, *, waits: bool = False) -> Page:
+    """A page read in the running batch, which is waited for or refuses; leaving it cancels the answer."""
     writer, begun = asked.writer, perf_counter()
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
-    written = await _written(asked, bounded(writer.prompts.look(asked.told, [patches]), asked.ask))
+    written = await _written(asked, bounded(writer.prompts.look(asked.told, [patches]), asked.ask), waits)
     timings = {"read_ms": (perf_counter() - begun) * 1e3}
     return await writer.made(len(written.text), lambda: page_of(scan, written, asked.ask, timings=timings))
 
 
-async def _written(asked: Asked, request: Request) -> Written:
+async def _written(asked: Asked, request: Request, waits: bool) -> Written:
+    """The answer; a loop is ended as it is written."""
     guard, ending = Guard(), None
-    answers = await asked.writer.write([request])
+    write = asked.writer.write_in_time if waits else asked.writer.write
+    answers = await write([request])
     try:
         while taken := await answers.take():
             for _, piece in taken:

@@ -184,7 +184,7 @@ class _Reading:
             return done.page
         try:
             await self._asked.writer.room()
-            return await read(self._asked, one)
+            return await read(self._asked, one, waits=True)
         except AlulaError as error:
             return Page.of(one, notices=(Notice(code="failed", message=str(error)),))
 

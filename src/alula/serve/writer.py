@@ -158,6 +158,18 @@ class Writer:
         self._metrics.prompts(self.name, sum(request.read for request in requests))
         return Answers(stream, until, within_s, self._close)
 
+    async def write_in_time(self, requests: Sequence[Request]) -> Answers:
+        """As `write`, but waits for room as `room` does: others may have taken it meanwhile."""
+        until = monotonic() + self._options.answer_timeout_s
+        while True:
+            await self.room()
+            try:
+                return await self.write(requests)
+            except Overloaded:
+                if monotonic() >= until:
+                    raise
+            await asyncio.sleep(ROOM_S)
+
     def _close(self, stream: Stream) -> None:
         self._seen.pop(stream, None)
         if count := self._supervisor.leave(stream):
