@@ -226,6 +226,37 @@ def test_boxes_are_drawn_on_the_pages(run: Any) -> None:
     assert (red[0].max(), red[1].max()) == pytest.approx((30, 3), abs=2)
 
 
+def test_the_longest_names_are_results_too(run: Any) -> None:
+    """A name that was allowed, but not with what stood around it while it was written, ended the whole run."""
+    name = "x" * 251
+    Path(f"{name}.png").write_bytes(Path("one.png").read_bytes())
+    assert run(f"{name}.png", "two.png", "-o", "out") == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "two.txt", f"{name}.txt"]
+
+
+def test_a_folder_in_a_results_place_is_refused_before_any_work(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out/two.txt").mkdir(parents=True)
+    assert run("one.png", "two.png", "-o", "out") == 2
+    assert "would be written to out/two.txt, which is a folder" in capsys.readouterr().err
+    assert Counting.read_so_far == 0
+
+
+def test_a_drawn_page_never_takes_the_place_of_a_file_to_read(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with one.png and one-1.jpg lost the latter: the former's boxes were written over it."""
+    Image.new("RGB", (40, 20), "white").save("one-1.jpg")
+    before = Path("one-1.jpg").read_bytes()
+    assert run("one.png", "one-1.jpg", "-o", ".", "--draw") == 2
+    assert "--draw would write a page of one to one-1.jpg, which is a file to read" in capsys.readouterr().err
+    assert Path("one-1.jpg").read_bytes() == before
+    assert Counting.read_so_far == 0
+    assert run("one.png", "one-1.jpg", "-o", "out", "--draw") == 0
+    assert Path("out/one-1-1.jpg").is_file()
+
+
 @pytest.mark.parametrize("form", ["json", "html", "pdf"])
 def test_slivers_are_pages_too(run: Any, form: str) -> None:
     """S31, PaddlePaddle/PaddleX#5087: thin crops ended in errors of factors, tokens or channels."""

@@ -21,7 +21,7 @@ from alula.core.progress import Note, Progress, Silent
 from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking, kind_of
-from alula.ocr.output import FORMATS, Log, asked, draw, places, usual_format, writing
+from alula.ocr.output import FORMATS, Log, asked, draw, keep_drawings_apart, places, usual_format, writing
 from alula.ocr.pool import taken
 from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
@@ -123,6 +123,8 @@ def ocr(
     if output is None:
         _check_standard_output(form, files, as_json=as_json, boxes=boxes)
     goals = dict(zip(files, places(files, output, form), strict=True))
+    if boxes:
+        keep_drawings_apart(goals)
     shown = Phases() if output is not None or not sys.stdout.isatty() else Silent()
     with shown.phase("load the model"):
         reader = with_subtitles(open_reader(model, threads=threads))

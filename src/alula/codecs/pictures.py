@@ -87,7 +87,8 @@ def decode_sheet(
     """Page `index` of a file, as `decode` has it; of more than `shrink_to` pixels it is made smaller."""
     called = _called(image, name)
     with _translated(called), _opened(image, called) as opened:
-        frames = _frames(opened)
+        # To count the pages of a TIFF is to look at all of them, which each page of many would pay for.
+        frames = 1 if opened.format == "TIFF" else _frames(opened)
         if index:
             opened.seek(index)
         _check_size(opened, called, most_pixels)
@@ -99,8 +100,7 @@ def decode_sheet(
         share = (shrink_to / (width * height)) ** 0.5
         upright = upright.resize((max(1, int(width * share)), max(1, int(height * share))), reducing_gap=2.0)
         dpi = None if dpi is None else dpi * share
-    animated = frames if opened.format != "TIFF" else 1
-    return Sheet(pixels=np.array(upright), size=(height, width), dpi=dpi, frames=animated)
+    return Sheet(pixels=np.array(upright), size=(height, width), dpi=dpi, frames=frames)
 
 
 def to_jpeg(pixels: NDArray[np.uint8]) -> bytes:

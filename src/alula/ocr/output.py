@@ -17,6 +17,7 @@ from alula.core.errors import InputError
 from alula.documents import TEXT_FORMATS, Page, Scan, SearchablePdf, Task, TextFormat
 
 PDF = "pdf"
+DRAWN = ".jpg"
 FORMATS = (*TEXT_FORMATS, PDF)
 LOG = ".alula-ocr.jsonl"
 """In the folder of results: a line for each that is whole."""
@@ -101,7 +102,7 @@ def writing(to: Path | None, form: str, source: str, task: Task) -> Iterator[Wri
         yield writer
         writer.finish()
         return
-    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+    aside = _aside(to)
     try:
         if form == PDF:
             with aside.open("wb") as file:
@@ -118,10 +119,15 @@ def writing(to: Path | None, form: str, source: str, task: Task) -> Iterator[Wri
         aside.unlink(missing_ok=True)
 
 
+def _aside(to: Path) -> Path:
+    """Beside a result, by a name that is allowed wherever the result's own is, however long that is."""
+    return to.with_name(f".{to.stem[:40]}.{os.getpid()}{to.suffix}.part")
+
+
 def draw(page: Page, scan: Scan, beside: Path) -> None:
     """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.jpg`."""
-    to = beside.with_name(f"{beside.stem}-{page.index + 1}.jpg")
-    aside = to.with_name(f".{to.name}.{os.getpid()}.part")
+    to = beside.with_name(f"{beside.stem}-{page.index + 1}{DRAWN}")
+    aside = _aside(to)
     boxes = [block.box for block in page.blocks if block.box is not None]
     try:
         aside.write_bytes(to_jpeg(outlined(scan.pixels, boxes)))
@@ -150,6 +156,10 @@ def places(sources: Sequence[str], output: Path | None, form: str) -> list[Path 
         if to in taken:
             raise InputError(f"{taken[to]} and {source} would both be written to {to}: read them apart")
         _keep_apart(to, source)
+        if to.is_dir():
+            raise InputError(
+                f"what is read from {source} would be written to {to}, which is a folder: use another -o"
+            )
         taken[to] = source
     if output.exists() and not output.is_dir():
         raise InputError(f"-o {output}: there is a file of this name; expected a folder")
@@ -160,6 +170,17 @@ def places(sources: Sequence[str], output: Path | None, form: str) -> list[Path 
 def _keep_apart(to: Path, source: str) -> None:
     if to.exists() and Path(source).exists() and to.samefile(source):
         raise InputError(f"-o {to}: that is the file to read; its results would replace it")
+
+
+def keep_drawings_apart(goals: Mapping[str, Path | None]) -> None:
+    """Refuse files to read that lie where `draw` would write a page of one of them."""
+    stems = {(to.parent.resolve(), to.stem) for to in goals.values() if to is not None}
+    for source in map(Path, goals):
+        stem, _, number = source.stem.rpartition("-")
+        if number.isdecimal() and source.suffix == DRAWN and (source.parent.resolve(), stem) in stems:
+            raise InputError(
+                f"--draw would write a page of {stem} to {source}, which is a file to read: use another folder for -o"
+            )
 
 
 class Log:
