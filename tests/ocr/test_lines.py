@@ -46,7 +46,9 @@ def test_a_page_is_looked_at_again_only_where_its_text_is_small() -> None:
     assert closer([5.0, 5.5, 6.0], looking) == round(736 * 11 / 5.5)
     assert closer([2.0], looking) == 1600
     assert closer([8.0, 30.0], looking) is None
-    assert closer([], looking) is None
+    assert closer([], looking, 700) is None
+    assert closer([], looking, 1200) == 1200
+    assert closer([], looking, 5000) == 1600
 
 
 def test_most_of_the_ink_says_whether_a_page_lies_on_its_side() -> None:

@@ -39,10 +39,14 @@ def looked_at(width: int, height: int, side: int) -> tuple[int, int]:
     return across, down
 
 
-def closer(heights: Sequence[float], looking: Looking) -> int | None:
-    """The side to look again with, if lines of these heights are so low that others may have been missed."""
+def closer(heights: Sequence[float], looking: Looking, longest: int = 0) -> int | None:
+    """The side to look again with, if lines of these heights are so low that others may have been missed.
+
+    Where there are none, all may have been, if the page's longer side, `longest` pixels, was made shorter: letters on a
+    long receipt are then too low to be seen.
+    """
     if not heights:
-        return None
+        return min(longest, looking.most) if longest > looking.side else None
     middle = float(np.median(heights))
     side = min(round(looking.side * looking.good / max(middle, 1.0)), looking.most)
     return side if middle < looking.low and side > looking.side else None

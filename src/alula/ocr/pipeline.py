@@ -118,7 +118,7 @@ class Pipeline:
     def _upright(self, scan: Scan) -> tuple[Raster, list[Corners], int]:
         """The page with its text upright, the boxes on it, and by how many quarters it was turned to the left."""
         raster, turns = Raster(scan.pixels), 0
-        boxes = self._find(raster)
+        boxes = self._find(raster, blank=any(notice.code == "blank" for notice in scan.notices))
         if run_down(boxes):
             raster, turns = Raster(np.rot90(scan.pixels)), 1
             boxes = self._find(raster)
@@ -127,11 +127,12 @@ class Pipeline:
             boxes = self._find(raster)
         return raster, boxes, turns
 
-    def _find(self, raster: Raster) -> list[Corners]:
+    def _find(self, raster: Raster, *, blank: bool = False) -> list[Corners]:
         """The boxes of a page, looked at more closely where its text is small."""
         boxes = self._look(raster, self._looking.side)
-        scale = self._looking.side / max(raster.width, raster.height)
-        again = closer([min(size(box)) * scale for box in boxes], self._looking)
+        longest = max(raster.width, raster.height)
+        heights = [min(size(box)) * self._looking.side / longest for box in boxes]
+        again = closer(heights, self._looking, 0 if blank else longest)
         return boxes if again is None else self._look(raster, again)
 
     def _look(self, raster: Raster, side: int) -> list[Corners]:
