@@ -219,7 +219,12 @@ def test_subtitles_of_a_video(
 
 def test_boxes_are_drawn_on_the_pages(run: Any) -> None:
     assert run("doc.pdf", "--task", "spotting", "-o", "out", "--draw", "--pages", "2-") == 0
-    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "doc-2.jpg", "doc-3.jpg", "doc.json"]
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        LOG,
+        "doc-2.boxes.jpg",
+        "doc-3.boxes.jpg",
+        "doc.json",
+    ]
     picture = np.asarray(Image.open("out/doc-3.jpg").convert("RGB")).astype(int)
     assert picture.shape == (300, 200, 3)
     red = (picture[..., 0] - picture[..., 1] > 60).nonzero()
@@ -246,15 +251,18 @@ def test_a_folder_in_a_results_place_is_refused_before_any_work(
 def test_a_drawn_page_never_takes_the_place_of_a_file_to_read(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder with one.png and one-1.jpg lost the latter: the former's boxes were written over it."""
-    Image.new("RGB", (40, 20), "white").save("one-1.jpg")
-    before = Path("one-1.jpg").read_bytes()
-    assert run("one.png", "one-1.jpg", "-o", ".", "--draw") == 2
-    assert "--draw would write a page of one to one-1.jpg, which is a file to read" in capsys.readouterr().err
-    assert Path("one-1.jpg").read_bytes() == before
+    """A folder with one.png and one-1.boxes.jpg lost the latter: the former's boxes were written over it."""
+    Image.new("RGB", (40, 20), "white").save("one-1.boxes.jpg")
+    before = Path("one-1.boxes.jpg").read_bytes()
+    assert run("one.png", "one-1.boxes.jpg", "-o", ".", "--draw") == 2
+    assert (
+        "--draw would write a page of one to one-1.boxes.jpg, which is a file to read"
+        in capsys.readouterr().err
+    )
+    assert Path("one-1.boxes.jpg").read_bytes() == before
     assert Counting.read_so_far == 0
-    assert run("one.png", "one-1.jpg", "-o", "out", "--draw") == 0
-    assert Path("out/one-1-1.jpg").is_file()
+    assert run("one.png", "one-1.boxes.jpg", "-o", "out", "--draw") == 0
+    assert Path("out/one-1.boxes-1.boxes.jpg").is_file()
 
 
 @pytest.mark.parametrize("form", ["json", "html", "pdf"])

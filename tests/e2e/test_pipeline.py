@@ -87,6 +87,19 @@ def test_every_line_is_read_in_order_and_its_box_lies_around_it(reader: Pipeline
     assert set(page.timings) == {"find", "recognise"}
 
 
+def test_no_row_of_a_long_receipt_is_lost(reader: Pipeline) -> None:
+    """Seen as a whole at 736 pixels its letters are five pixels high."""
+    texts = [f"Item {at} of the list {100 * at + 7}.50" for at in range(1, 76)]
+    page = Image.new("RGB", (450, 2700), "white")
+    for at, text in enumerate(texts):
+        ImageDraw.Draw(page).text((30, 20 + 35 * at), text, font=ImageFont.load_default(20), fill="black")
+    [read_page] = read(reader, scan(page))
+    lines = read_page.text.splitlines()
+    assert len(lines) == len(texts)
+    right = [letters(line) == letters(text) for line, text in zip(lines, texts, strict=True)]
+    assert right.count(True) > 0.9 * len(texts), lines
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_page_on_its_side_or_head_is_read_all_the_same(reader: Pipeline, turns: int) -> None:
     [page] = read(reader, scan(drawn(), turns))

@@ -14,7 +14,9 @@ from alula.ocr.lines import (
     batches,
     begun,
     closer,
+    cut_above,
     looked_at,
+    piece_end,
     reading_width,
     run_down,
     size,
@@ -173,3 +175,19 @@ def test_thin_strokes_survive_when_a_line_is_made_much_smaller() -> None:
 def test_pixels_are_blue_first_from_minus_one_to_one() -> None:
     pixels = blue_first(np.array([[[255, 0, 51]]], np.uint8))
     assert pixels[:, 0, 0].tolist() == pytest.approx([-0.6, -1.0, 1.0])
+
+
+def test_a_long_page_is_cut_between_lines() -> None:
+    assert piece_end(0, 900, 1800) == 1800
+    assert piece_end(0, 900, 5000) == 1350
+    assert piece_end(3400, 900, 5000) == 5000
+
+    def line(top: float, bottom: float) -> Corners:
+        return np.array([[10, top], [800, top + 2], [800, bottom], [10, bottom - 2]])
+
+    assert cut_above([], 1000) == 950
+    assert cut_above([line(100, 120), line(930, 945)], 1000) == 950
+    assert cut_above([line(930, 960)], 1000) == 929
+    # What is beside the one that was cut through, and reaches higher, goes with it.
+    assert cut_above([line(930, 960), line(915, 935)], 1000) == 914
+    assert cut_above([line(100, 1000)], 1000) == 1000, "nothing to cut between: the edge it is"

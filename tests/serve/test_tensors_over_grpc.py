@@ -307,3 +307,23 @@ def test_without_its_library_grpc_is_refused_with_what_to_install(monkeypatch: p
     server = Server(ServeOptions(bundles=(Path("none"),), grpc_port=8001), ())
     with pytest.raises(MissingExtraError, match=r"gRPC \(--grpc-port\) needs: pip install 'alula\[grpc\]'"):
         running.grpc_front(server)
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata"])
+def test_bytes_that_are_no_message_are_an_invalid_argument(method: str, both: Both) -> None:
+    with grpc.insecure_channel(both.address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        with pytest.raises(grpc.RpcError, match=f"the bytes are no {method}Request") as raised:
+            call(b"\xff\xff\xff", timeout=10)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_one_of_a_stream_that_is_no_message_costs_itself(both: Both) -> None:
+    with grpc.insecure_channel(both.address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        first, second = call(iter([b"\xff\xff\xff", b"\xff\xff\xff"]), timeout=10)
+    for each in (first, second):
+        assert (
+            "the bytes are no ModelInferRequest"
+            in theirs.ModelStreamInferResponse.FromString(each).error_message
+        )

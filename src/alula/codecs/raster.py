@@ -34,6 +34,10 @@ class Raster:
         smaller = self._halves[0].resize((width, height), Image.Resampling.BILINEAR, reducing_gap=2.0)
         return np.asarray(smaller, dtype=np.uint8)
 
+    def rows(self, top: int, bottom: int) -> Raster:
+        """A part of it over all of its width."""
+        return Raster(np.asarray(self._halves[0].crop((0, top, self.width, bottom)), dtype=np.uint8))
+
     def line(self, corners: NDArray[np.float64], width: int, height: int) -> Levels:
         """What a rectangle at any angle holds, made so wide and high; beyond the page is white.
 

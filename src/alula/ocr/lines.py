@@ -16,6 +16,13 @@ STEP = 32
 TALL = 2.0
 """A line that is so many times as high as wide runs downwards."""
 
+LONG, PIECE = 2.0, 1.5
+"""A page that is so many times as high as wide is looked at in pieces, each so many times: letters of a long receipt
+would be too low to be seen."""
+
+_CUT = 0.05
+"""The share of a piece at its lower edge that the next one is to show whole."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Looking:
@@ -50,6 +57,21 @@ def closer(heights: Sequence[float], looking: Looking, longest: int = 0) -> int 
     middle = float(np.median(heights))
     side = min(round(looking.side * looking.good / max(middle, 1.0)), looking.most)
     return side if middle < looking.low and side > looking.side else None
+
+
+def piece_end(top: int, width: int, height: int) -> int:
+    """Where the piece of a page that begins at `top` ends."""
+    return height if height - top <= LONG * width else top + round(PIECE * width)
+
+
+def cut_above(boxes: Sequence[Corners], height: int) -> int:
+    """Where the next piece begins: above whatever the lower edge of this one, so high, may have cut through."""
+    spans = sorted(((box[:, 1].min(), box[:, 1].max()) for box in boxes), reverse=True)
+    cut = height * (1 - _CUT)
+    for high, low in spans:
+        if high < cut < low + 1:
+            cut = high - 1
+    return math.floor(cut) if cut > height / 2 else height
 
 
 def size(box: Corners) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from alula.core.errors import InputError
 from alula.documents import TEXT_FORMATS, Page, Scan, SearchablePdf, Task, TextFormat
 
 PDF = "pdf"
-DRAWN = ".jpg"
+DRAWN = ".boxes.jpg"
 FORMATS = (*TEXT_FORMATS, PDF)
 LOG = ".alula-ocr.jsonl"
 """In the folder of results: a line for each that is whole."""
@@ -125,7 +125,7 @@ def _aside(to: Path) -> Path:
 
 
 def draw(page: Page, scan: Scan, beside: Path) -> None:
-    """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.jpg`."""
+    """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.boxes.jpg`."""
     to = beside.with_name(f"{beside.stem}-{page.index + 1}{DRAWN}")
     aside = _aside(to)
     boxes = [block.box for block in page.blocks if block.box is not None]
@@ -176,8 +176,8 @@ def keep_drawings_apart(goals: Mapping[str, Path | None]) -> None:
     """Refuse files to read that lie where `draw` would write a page of one of them."""
     stems = {(to.parent.resolve(), to.stem) for to in goals.values() if to is not None}
     for source in map(Path, goals):
-        stem, _, number = source.stem.rpartition("-")
-        if number.isdecimal() and source.suffix == DRAWN and (source.parent.resolve(), stem) in stems:
+        stem, _, number = source.name.removesuffix(DRAWN).rpartition("-")
+        if number.isdecimal() and source.name.endswith(DRAWN) and (source.parent.resolve(), stem) in stems:
             raise InputError(
                 f"--draw would write a page of {stem} to {source}, which is a file to read: use another folder for -o"
             )

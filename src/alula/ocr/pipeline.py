@@ -26,7 +26,9 @@ from alula.ocr.lines import (
     batches,
     begun,
     closer,
+    cut_above,
     looked_at,
+    piece_end,
     reading_width,
     run_down,
     size,
@@ -128,7 +130,20 @@ class Pipeline:
         return raster, boxes, turns
 
     def _find(self, raster: Raster, *, blank: bool = False) -> list[Corners]:
-        """The boxes of a page, looked at more closely where its text is small."""
+        """The boxes of a page; a long one is looked at in pieces, cut between lines."""
+        found: list[Corners] = []
+        top = 0
+        while top < raster.height:
+            bottom = piece_end(top, raster.width, raster.height)
+            whole = (top, bottom) == (0, raster.height)
+            boxes = self._find_closely(raster if whole else raster.rows(top, bottom), blank=blank)
+            end = bottom - top if bottom == raster.height else cut_above(boxes, bottom - top)
+            found += [box + np.array([0, top]) for box in boxes if box[:, 1].max() <= end]
+            top += end
+        return found
+
+    def _find_closely(self, raster: Raster, *, blank: bool) -> list[Corners]:
+        """The boxes of a piece, looked at more closely where its text is small."""
         boxes = self._look(raster, self._looking.side)
         longest = max(raster.width, raster.height)
         heights = [min(size(box)) * self._looking.side / longest for box in boxes]

@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from alula.core.errors import InputError
 from alula.serve import deadlines, grpc_tensors
@@ -107,7 +108,7 @@ class GrpcFront:
         methods["ModelInfer"] = _unary(self._seen(f"/{SERVICE}/ModelInfer", self._infer), "ModelInfer")
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            request_deserializer=MESSAGES["ModelInferRequest"].FromString,
+            request_deserializer=_parsed("ModelInferRequest"),
             response_serializer=MESSAGES["ModelStreamInferResponse"].SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -120,7 +121,8 @@ class GrpcFront:
             request_id = request_id_of(scope).decode()
             trailing = (("x-request-id", request_id),)
             try:
-                made = await (answer(request, context) if path.endswith("/ModelInfer") else answer(request))
+                asked = _whole(request)
+                made = await (answer(asked, context) if path.endswith("/ModelInfer") else answer(asked))
             except Exception as error:  # the edge of the process: whatever it is becomes a status
                 failure = failure_of(error)
                 status = failure.status
@@ -163,13 +165,13 @@ class GrpcFront:
             started, status = perf_counter(), 499
             made = MESSAGES["ModelStreamInferResponse"]()
             try:
-                made.infer_response.CopyFrom(await self._infer(request, context))
+                made.infer_response.CopyFrom(await self._infer(_whole(request), context))
                 status = 200
             except Exception as error:  # as above
                 failure = failure_of(error)
                 status = failure.status
                 made.error_message = failure.message
-                made.infer_response.id = request.id
+                made.infer_response.id = getattr(request, "id", "")
             finally:
                 self._told(scope, status, perf_counter() - started, request_id)
             yield made
@@ -222,9 +224,28 @@ class GrpcFront:
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         method,
-        request_deserializer=MESSAGES[f"{name}Request"].FromString,
+        request_deserializer=_parsed(f"{name}Request"),
         response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
     )
+
+
+def _parsed(name: str) -> Callable[[bytes], Any]:
+    """Bytes as a message; those that are none become the error that says so, since raised here it would be nameless."""
+
+    def parse(content: bytes) -> Any:
+        try:
+            return MESSAGES[name].FromString(content)
+        except DecodeError as error:
+            return InputError(f"the bytes are no {name}: {error}")
+
+    return parse
+
+
+def _whole(request: Any) -> Any:
+    """The message, or its error raised."""
+    if isinstance(request, InputError):
+        raise request
+    return request
 
 
 def _scope(path: str, context: Any) -> dict[str, Any]:
