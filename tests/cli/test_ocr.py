@@ -225,7 +225,7 @@ def test_boxes_are_drawn_on_the_pages(run: Any) -> None:
         "doc-3.boxes.jpg",
         "doc.json",
     ]
-    picture = np.asarray(Image.open("out/doc-3.jpg").convert("RGB")).astype(int)
+    picture = np.asarray(Image.open("out/doc-3.boxes.jpg").convert("RGB")).astype(int)
     assert picture.shape == (300, 200, 3)
     red = (picture[..., 0] - picture[..., 1] > 60).nonzero()
     assert (red[0].max(), red[1].max()) == pytest.approx((30, 3), abs=2)

@@ -14,14 +14,13 @@ from typing import Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from alula.core.errors import InputError
 from alula.serve import deadlines, grpc_tensors
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import RETRY_AFTER_S, Failure, Refused, failure_of
 from alula.serve.front import CUT_OFF_S
-from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes
+from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
 from alula.serve.inference import described, found, infer, server_metadata
 from alula.serve.observed import log_line, request_id_of
@@ -234,9 +233,9 @@ def _parsed(name: str) -> Callable[[bytes], Any]:
 
     def parse(content: bytes) -> Any:
         try:
-            return MESSAGES[name].FromString(content)
-        except DecodeError as error:
-            return InputError(f"the bytes are no {name}: {error}")
+            return parsed(MESSAGES[name], content)
+        except InputError as error:
+            return error
 
     return parse
 

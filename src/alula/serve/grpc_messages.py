@@ -11,7 +11,10 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+
+from alula.core.errors import InputError
 
 INFERENCE = "inference"
 HEALTH = "grpc.health.v1"
@@ -120,6 +123,14 @@ def classes(package: str, messages: Mapping[str, tuple[str, ...]]) -> dict[str, 
     pool = DescriptorPool()
     pool.Add(file)
     return {name: GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+
+
+def parsed(kind: Any, content: bytes) -> Any:
+    """The message of this class that the bytes are; raises InputError where they are none."""
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise InputError(f"the bytes are no {kind.DESCRIPTOR.name}: {error}") from None
 
 
 def _field(message: DescriptorProto, path: str, package: str, written: str, number: int) -> None:
