@@ -69,7 +69,7 @@ class Reader:
         return self.judged(self.run(graphs.quantize(self.model, ranges)))
 
     def _read(self, outputs: tuple[Feeds, ...]) -> list[str | None]:
-        nothing = np.full((BATCH, 1, 1), np.nan)
+        nothing = np.full((BATCH, 1, len(self.spec.labels)), np.nan)
         return [self._text(row) for call in outputs for row in call.get("probabilities", nothing)]
 
     def _text(self, row: Array) -> str | None:
