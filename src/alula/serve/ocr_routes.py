@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from time import monotonic
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,18 +13,18 @@ from starlette.routing import Route
 from alula.codecs import to_jpeg
 from alula.documents import TEXT_FORMATS, Document, Page, Scan, document_to_json
 from alula.ocr.loading import Selection
-from alula.serve import bodies, deadlines
+from alula.serve import bodies
 from alula.serve.bodies import Fields
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import failure_of
 from alula.serve.events import Events, LineStream
 from alula.serve.page_reading import Asked, asked, one_page
 from alula.serve.page_streams import Documents, document
+from alula.serve.posting import Endpoint, Made, deadline_of, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.uploads import fields_of, is_upload
 
-Unless: TypeAlias = Callable[[Request, Awaitable[Any], Deadline], Awaitable[Any]]
-Answer: TypeAlias = Callable[[Request, Fields, Deadline], Awaitable[Response | Events]]
+Answer: TypeAlias = Callable[[Request, Fields, Deadline], Awaitable[Made]]
 
 PAGE, DOCUMENT = "/ocr", "/ocr/pdf"
 PATHS = (PAGE, DOCUMENT)
@@ -33,16 +32,14 @@ PATHS = (PAGE, DOCUMENT)
 UNSAID_S = 7 * 86_400.0
 """For a client that does not say how long it waits: each page has its own limit, and documents have any length."""
 
-CLIENT_GONE = 499
-
 FORMATS = ("json", "text", "md", "html")
 """Of one page; the first where nothing is said."""
 
 KINDS = {"json": "application/json", "text": "text/plain", "md": "text/markdown", "html": "text/html"}
 
 
-def routes(server: Server, unless_gone: Unless) -> list[Route]:
-    """Both paths; `unless_gone` ends the work for a client who left or whose time is over."""
+def routes(server: Server) -> list[Route]:
+    """Both paths."""
     documents = Documents()
 
     async def page(request: Request, fields: Fields, deadline: Deadline) -> Response:
@@ -59,8 +56,8 @@ def routes(server: Server, unless_gone: Unless) -> list[Route]:
         return await document(documents, asked(server.catalogue, fields), selection, password, deadline)
 
     return [
-        Route(PAGE, _posted(server, unless_gone, page), methods=["POST"]),
-        Route(DOCUMENT, _posted(server, unless_gone, pages), methods=["POST"]),
+        Route(PAGE, _posted(server, page), methods=["POST"]),
+        Route(DOCUMENT, _posted(server, pages), methods=["POST"]),
     ]
 
 
@@ -83,52 +80,19 @@ def _weight(said: str) -> float:
         return 0.0
 
 
-def _posted(server: Server, unless_gone: Unless, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        with server.bodies.held() as take:
-            try:
-                server.gate.refuse_unless_open()
-                reading = bodies.read(request, server.largest_body(shown=True), take)
-                body = await server.gate.arrived(reading, server.options.body_timeout_s)
-                server.gate.enter()
-            except Exception as error:
-                return _refusal(error)
-            return await answered(request, body)
+def _posted(server: Server, answer: Answer) -> Endpoint:
+    async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
+        fields = _fields(request, body)
+        # Pages are answers that are written, and have their limit.
+        deadline = deadline_of(request, fields, UNSAID_S)
+        return await unless_gone(request, answer(request, fields, deadline), deadline)
 
-    async def answered(request: Request, body: bytes) -> Response:
-        leave: Callable[[], None] | None = server.gate.leave
-        try:
-            fields = _fields(request, body)
-            deadline = _deadline(server, request, fields)
-            value = await unless_gone(request, answer(request, fields, deadline), deadline)
-            if isinstance(value, Events):
-                stream = LineStream(value, server.gate.leave)
-                leave = None  # the request is answered once the stream has ended
-                return stream
-            return value if isinstance(value, Response) else Response(status_code=CLIENT_GONE)
-        except Exception as error:  # the edge of the process: whatever it is becomes an answer
-            return _refusal(error)
-        finally:
-            if leave:
-                leave()
-
-    return endpoint
+    return posted(server, lambda: server.largest_body(shown=True), answered, _refusal, LineStream)
 
 
 def _fields(request: Request, body: bytes) -> Fields:
     kind = request.headers.get("content-type", "")
     return Fields(fields_of(body, kind, request.url.query) if is_upload(kind) else bodies.parse(body))
-
-
-def _deadline(server: Server, request: Request, fields: Fields) -> Deadline:
-    """Until when the client waits, if it says so; pages are answers that are written, and have their limit."""
-    field = fields.some((deadlines.FIELD,)).get(deadlines.FIELD)
-    within_s = deadlines.allowed(
-        deadlines.from_header(request.headers.get(deadlines.HEADER)),
-        deadlines.from_field(field),
-        default=UNSAID_S,
-    )
-    return Deadline.after(within_s, monotonic())
 
 
 async def _written(one: Asked, page: Page, scan: Scan, form: str) -> Response:
@@ -146,5 +110,4 @@ async def _written(one: Asked, page: Page, scan: Scan, form: str) -> Response:
 
 def _refusal(error: Exception) -> Response:
     failure = failure_of(error)
-    body = json.dumps(failure.body(openai=False), allow_nan=False, separators=(",", ":"))
-    return Response(body, failure.status, failure.headers, "application/json")
+    return reply(failure.body(openai=False), failure.status, failure.headers)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from alula.core.errors import InputError
-from alula.serve import bodies, deadlines, v2
+from alula.serve import deadlines, v2
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, failure_of
 from alula.serve.inference import Asked, described, found, infer, server_metadata
+from alula.serve.posting import Endpoint, Made, in_header, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.v2 import Wish
 
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-Unless: TypeAlias = Callable[[Request, Awaitable[Response], Deadline], Awaitable[Response]]
 T = TypeVar("T")
 
 STEM = "/v2/models/{model:path}"
@@ -33,9 +31,9 @@ INLINE_BYTES = 65_536
 """Larger bodies are read and written in a thread, so that small ones do not stand behind them."""
 
 
-def routes(server: Server, unless_gone: Unless) -> list[Route]:
-    """Every path under /v2; `unless_gone` ends the work for a client who left or whose time is over."""
-    infer_endpoint = _infer(server, unless_gone)
+def routes(server: Server) -> list[Route]:
+    """Every path under /v2."""
+    infer_endpoint = _infer(server)
     return [
         Route("/v2", _got(server_metadata)),
         Route("/v2/health/live", _health(lambda: server.live, "live")),
@@ -49,17 +47,12 @@ def routes(server: Server, unless_gone: Unless) -> list[Route]:
 
 def refusal(failure: Failure) -> Response:
     """An error in the form of the protocol."""
-    return _reply({"error": failure.message}, failure.status, failure.headers)
-
-
-def _reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
+    return reply({"error": failure.message}, failure.status, failure.headers)
 
 
 def _got(value: Callable[[], Any]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        return _reply(value())
+        return reply(value())
 
     return endpoint
 
@@ -67,7 +60,7 @@ def _got(value: Callable[[], Any]) -> Endpoint:
 def _health(well: Callable[[], bool], name: str) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         good = well()
-        return _reply({name: good}, 200 if good else 503)
+        return reply({name: good}, 200 if good else 503)
 
     return endpoint
 
@@ -79,7 +72,7 @@ def _model_ready(server: Server) -> Endpoint:
             service = found(server.catalogue, *_named(request))
         except Exception as error:
             return refusal(failure_of(error))
-        return _reply({"name": service.name, "ready": server.ready}, 200 if server.ready else 503)
+        return reply({"name": service.name, "ready": server.ready}, 200 if server.ready else 503)
 
     return endpoint
 
@@ -87,44 +80,34 @@ def _model_ready(server: Server) -> Endpoint:
 def _metadata(server: Server) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            return _reply(v2.metadata(described(found(server.catalogue, *_named(request)))))
+            return reply(v2.metadata(described(found(server.catalogue, *_named(request)))))
         except InputError as error:
             return refusal(failure_of(error))
 
     return endpoint
 
 
-def _infer(server: Server, unless_gone: Unless) -> Endpoint:
+def _infer(server: Server) -> Endpoint:
+    async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
+        began = monotonic()
+        body = v2.inflated(body, _encoding(request), server.largest_tensors, take)
+        asked, wish = await _asked(request, body)
+        default_s = server.options.timeout_s
+        within_s = deadlines.allowed(in_header(request), asked.within_s, default=default_s)
+        return await unless_gone(request, _answer(server, asked, wish), Deadline.after(within_s, began))
+
+    def refused(error: Exception) -> Response:
+        return refusal(failure_of(error))
+
+    post = posted(server, lambda: server.largest_tensors, answered, refused)
+
     async def endpoint(request: Request) -> Response:
-        if request.method != "POST":
-            message = f"{request.url.path} takes POST, not {request.method}"
-            response = refusal(Failure(status=405, kind="validation", message=message))
-            response.headers["allow"] = "POST"
-            return response
-        with server.bodies.held() as take:
-            try:
-                server.gate.refuse_unless_open()
-                limit = server.largest_tensors
-                reading = bodies.read(request, limit, take)
-                body = await server.gate.arrived(reading, server.options.body_timeout_s)
-                server.gate.enter()
-            except Exception as error:
-                return refusal(failure_of(error))
-            try:
-                began = monotonic()
-                body = v2.inflated(body, _encoding(request), limit, take)
-                asked, wish = await _asked(request, body)
-                within_s = deadlines.allowed(
-                    deadlines.from_header(request.headers.get(deadlines.HEADER)),
-                    asked.within_s,
-                    default=server.options.timeout_s,
-                )
-                answer = _answer(server, asked, wish)
-                return await unless_gone(request, answer, Deadline.after(within_s, began))
-            except Exception as error:  # the edge of the process: whatever it is becomes an answer
-                return refusal(failure_of(error))
-            finally:
-                server.gate.leave()
+        if request.method == "POST":
+            return await post(request)
+        message = f"{request.url.path} takes POST, not {request.method}"
+        response = refusal(Failure(status=405, kind="validation", message=message))
+        response.headers["allow"] = "POST"
+        return response
 
     return endpoint
 

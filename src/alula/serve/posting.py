@@ -1,0 +1,96 @@
+"""What every path that takes a body has in common: it is let in, answered as long as somebody waits, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from alula.serve import bodies, deadlines
+from alula.serve.bodies import Fields
+from alula.serve.deadlines import Deadline
+from alula.serve.events import Events, EventStream
+from alula.serve.server import Server
+
+Made: TypeAlias = Response | Events
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Answer: TypeAlias = Callable[[Request, bytes, Callable[[int], None]], Awaitable[Made]]
+"""Of a request and its body; the third is told of bytes that are held beside them."""
+
+CLIENT_GONE = 499
+
+
+def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer. ASCII only, so that any text can be sent; NaN is a defect, never an answer."""
+    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def posted(
+    server: Server,
+    limit: Callable[[], int],
+    answer: Answer,
+    refused: Callable[[Exception], Response],
+    stream: type[EventStream] = EventStream,
+) -> Endpoint:
+    """A path whose bodies have `limit` bytes at most; `refused` says how errors look, `stream` how events go out."""
+
+    async def endpoint(request: Request) -> Response:
+        with server.bodies.held() as take:
+            try:
+                server.gate.refuse_unless_open()
+                reading = bodies.read(request, limit(), take)
+                body = await server.gate.arrived(reading, server.options.body_timeout_s)
+                server.gate.enter()
+            except Exception as error:
+                return refused(error)
+            return await answered(request, body, take)
+
+    async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Response:
+        leave: Callable[[], None] | None = server.gate.leave
+        try:
+            made = await answer(request, body, take)
+            if isinstance(made, Events):
+                made = stream(made, server.gate.leave)
+                leave = None  # the request is answered once the stream has ended
+        except Exception as error:  # the edge of the process: whatever it is becomes an answer
+            return refused(error)
+        else:
+            return made
+        finally:
+            if leave:
+                leave()
+
+    return endpoint
+
+
+async def unless_gone(request: Request, work: Awaitable[Made], deadline: Deadline | None = None) -> Made:
+    """What is made. Nothing more is done for a client who left, or whose time is over."""
+    making = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        left = deadline.left(monotonic()) if deadline else None
+        done, _ = await asyncio.wait({making, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if deadline and not done:
+            raise deadline.missed()
+        return making.result() if making.done() else Response(status_code=CLIENT_GONE)
+    finally:
+        making.cancel()
+        leaving.cancel()
+
+
+def deadline_of(request: Request, fields: Fields, default_s: float) -> Deadline:
+    """Until when the client waits: as it says, in the header or the body, or so long."""
+    said = in_header(request)
+    asked = deadlines.from_field(fields.some((deadlines.FIELD,)).get(deadlines.FIELD))
+    return Deadline.after(deadlines.allowed(said, asked, default=default_s), monotonic())
+
+
+def in_header(request: Request) -> float | None:
+    """How many seconds the client waits, by its header."""
+    return deadlines.from_header(request.headers.get(deadlines.HEADER))
