@@ -221,7 +221,7 @@ def test_sixteen_clients_at_once_get_what_one_gets(server: Running) -> None:
 
 
 def batches(server: Running) -> int:
-    found = re.search(r'alula_batch_rows_count\{model="minilm"\} (\S+)', server.client.get("/metrics").text)
+    found = re.search(r'alula_batch_size_count\{model="minilm"\} (\S+)', server.client.get("/metrics").text)
     assert found
     return int(float(found[1]))
 

@@ -199,7 +199,7 @@ def test_a_killed_engine_is_opened_again_and_writes_the_same(
     os.kill(server.engine_pid(), signal.SIGKILL)
     wait_until(server.restarted, 60)
     assert streamed(server, TEXT, body) == expected
-    assert metric(server, "alula_cache_used_ratio") == 0
+    assert metric(server, "alula_kv_cache_usage_ratio") == 0
 
 
 @pytest.mark.timeout(900)

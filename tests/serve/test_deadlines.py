@@ -65,10 +65,10 @@ def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
             assert late.status_code == 504
             error = late.json()["error"]
             assert message == (error["message"] if isinstance(error, dict) else error)
-            assert served.metric(server, "alula_queue_rows") == 0
+            assert served.metric(server, "alula_queue_size") == 0
         gate.touch()
         assert slow.result().status_code == 200
-        assert served.metric(server, "alula_batch_rows_sum", model="tiny/embeddings") == 1
+        assert served.metric(server, "alula_batch_size_sum", model="tiny/embeddings") == 1
         in_time = server.post("/embed", {"inputs": "a", "timeout": 10.5})
         assert in_time.status_code == 200
 

@@ -264,9 +264,9 @@ def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
     text = server.client.get("/metrics").text
     for line in (
         'alula_requests_total{route="/embed",status="200"}',
-        'alula_request_seconds_bucket{le="0.001",route="/embed"}',
-        'alula_queue_seconds_count{model="tiny/embeddings"}',
-        'alula_batch_rows_sum{model="tiny/embeddings"}',
+        'alula_request_duration_seconds_bucket{le="0.001",route="/embed"}',
+        'alula_queue_duration_seconds_count{model="tiny/embeddings"}',
+        'alula_batch_size_sum{model="tiny/embeddings"}',
         'alula_padding_ratio_sum{model="tiny/embeddings"}',
         'alula_tokens_total{model="tiny/embeddings"}',
         "alula_engine_up 1.0",

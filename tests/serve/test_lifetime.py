@@ -55,13 +55,13 @@ def test_requests_that_arrive_together_run_together_and_get_their_own_answers(
         texts = ["a", "b", "a a", "b b", "hello", "world", "a b a", "lives"]
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(embed, server, text) for text in texts]
-            wait_until(lambda: metric(server, "alula_queue_rows") == 8)
+            wait_until(lambda: metric(server, "alula_queue_size") == 8)
             gate.touch()
         slow.join()
         answers = [future.result().json()[0][1] for future in asked]
         assert answers == [3, 3, 4, 4, 3, 3, 5, 3]
-        assert metric(server, "alula_batch_rows_count") == 3
-        assert metric(server, "alula_batch_rows_sum") == 9
+        assert metric(server, "alula_batch_size_count") == 3
+        assert metric(server, "alula_batch_size_sum") == 9
 
 
 def test_a_killed_engine_is_started_again_and_health_tells(bundles: dict[str, Path], gate: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_full_queue_is_told_at_once_and_is_no_reason_to_be_unready(
         asking = [later(server, "slow", [])]
         wait_until(lambda: metric(server, "alula_requests_active") == 1)
         asking += [later(server, "slow a", []) for _ in range(4)]
-        wait_until(lambda: metric(server, "alula_queue_rows") == 4)
+        wait_until(lambda: metric(server, "alula_queue_size") == 4)
         answer = embed(server, "a")
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "1"
@@ -243,7 +243,7 @@ def test_the_rows_of_a_client_who_left_are_not_run(bundles: dict[str, Path], gat
         gate.touch()
         slow.join()
         assert embed(server, "b").status_code == 200
-        assert metric(server, "alula_batch_rows_sum") == 2
+        assert metric(server, "alula_batch_size_sum") == 2
 
 
 def test_an_engine_with_a_smallest_batch_and_length_answers_one_short_text(tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ def test_limits_information_and_metrics_are_as_of_other_models(finding: Running)
     large = encoded(Image.effect_noise((150, 150), 90).convert("RGB"))
     assert len(large) > 10_000
     assert isinstance(asked(finding, text(large)), list)
-    before = metric(finding, "alula_batch_rows_sum", model=PAGES)
+    before = metric(finding, "alula_batch_size_sum", model=PAGES)
     asked(finding, [text(MANY[1])] * 5)
-    assert metric(finding, "alula_batch_rows_sum", model=PAGES) - before == 5
+    assert metric(finding, "alula_batch_size_sum", model=PAGES) - before == 5
     assert metric(finding, "alula_tokens_total", model=PAGES) == 0
 
 

@@ -113,7 +113,7 @@ def test_the_best_classes_are_as_many_as_asked(reading: Running) -> None:
 
 
 def test_images_that_arrive_together_run_together(reading: Running) -> None:
-    before = metric(reading, "alula_batch_rows_count", model=CLASSES)
+    before = metric(reading, "alula_batch_size_count", model=CLASSES)
     with ThreadPoolExecutor(8) as pool:
         images = [plain(colour, 200, 200) for colour in (RED, GREEN, BLUE) * 8]
         found = list(
@@ -122,7 +122,7 @@ def test_images_that_arrive_together_run_together(reading: Running) -> None:
     assert [best(one) for answer in found for one in answer] == [
         colour for colour in ("red", "green", "blue") * 8 for _ in range(4)
     ]
-    assert metric(reading, "alula_batch_rows_count", model=CLASSES) - before <= 24
+    assert metric(reading, "alula_batch_size_count", model=CLASSES) - before <= 24
     assert metric(reading, "alula_tokens_total", model=CLASSES) == 0
 
 

@@ -56,7 +56,7 @@ def is_quiet(server: Running) -> bool:
     names = (
         "alula_answers_running",
         "alula_answers_waiting",
-        "alula_cache_used_ratio",
+        "alula_kv_cache_usage_ratio",
         "alula_requests_active",
     )
     return all(metric(server, name) == 0 for name in names)
@@ -80,9 +80,9 @@ def test_eight_answers_of_different_lengths_are_written_together_and_each_is_wha
         assert [one.result() for one in asked] == texts
         assert metric(server, "alula_time_to_first_token_seconds_count", model=MODEL) == 10
         written = sum(len(text) + 1 for text in (*alone, *texts))
-        assert metric(server, "alula_generated_tokens_total", model=MODEL) == written
+        assert metric(server, "alula_generation_tokens_total", model=MODEL) == written
         assert metric(server, "alula_prompt_tokens_total", model=MODEL) == written
-        assert metric(server, "alula_time_per_token_seconds_count", model=MODEL) == written - 10
+        assert metric(server, "alula_inter_token_latency_seconds_count", model=MODEL) == written - 10
         assert metric(server, "alula_answers_cancelled_total", model=MODEL) == 0
         wait_until(lambda: is_quiet(server))
 
@@ -113,7 +113,7 @@ def test_the_answer_to_a_client_who_left_is_written_no_further(writer: Path, str
                 server.client.post(TEXT, json={"prompt": FOREVER, "n": 2}, timeout=0.3)
         wait_until(lambda: is_quiet(server), UNWRITTEN_S)
         assert metric(server, "alula_answers_cancelled_total", model=MODEL) == (1 if stream else 2)
-        assert metric(server, "alula_generated_tokens_total", model=MODEL) < 500
+        assert metric(server, "alula_generation_tokens_total", model=MODEL) < 500
         assert write(server, "abc|").json()["choices"][0]["text"] == "abc"
 
 
@@ -130,7 +130,7 @@ def test_the_answer_to_a_client_who_left_before_it_was_in_the_line_is_not_writte
         gate.touch()
         assert held.result().status_code == 200
         wait_until(lambda: is_quiet(server), UNWRITTEN_S)
-        assert metric(server, "alula_generated_tokens_total", model=MODEL) == len("GATE") + 1
+        assert metric(server, "alula_generation_tokens_total", model=MODEL) == len("GATE") + 1
 
 
 def test_what_the_engine_refuses_takes_no_place_in_the_line(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_client_who_reads_nothing_is_cancelled_before_memory_grows(tmp_path: P
             connection.sendall((head + body).encode())
             wait_until(lambda: running_now(server) == 4)
             wait_until(lambda: running_now(server) == 0, 60)
-            assert metric(server, "alula_generated_tokens_total", model=MODEL) < 60_000
+            assert metric(server, "alula_generation_tokens_total", model=MODEL) < 60_000
             assert metric(server, "process_resident_memory_bytes") - before < 100e6
             text = b""
             while b"error" not in text and (some := connection.recv(1 << 20)):

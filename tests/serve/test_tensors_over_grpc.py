@@ -229,7 +229,7 @@ def test_a_deadline_is_kept_in_the_queue_and_a_cancelled_request_leaves_it(
         served.wait_until(lambda: served.metric(http, "alula_requests_active") == 1)
 
         def waiting() -> float:
-            return served.metric(http, "alula_queue_rows")
+            return served.metric(http, "alula_queue_size")
 
         for word in ({"client_timeout": 0.2}, {"timeout": 200_000}):
             began = monotonic()
@@ -245,7 +245,7 @@ def test_a_deadline_is_kept_in_the_queue_and_a_cancelled_request_leaves_it(
         served.wait_until(lambda: waiting() == 0)
         gate.touch()
         assert slow.result().status_code == 200
-        assert served.metric(http, "alula_batch_rows_sum", model=MODEL) == 1
+        assert served.metric(http, "alula_batch_size_sum", model=MODEL) == 1
 
 
 def health(address: str, method: str, service: bytes = b"") -> Any:

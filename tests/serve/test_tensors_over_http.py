@@ -168,9 +168,9 @@ def test_a_model_of_arrays_is_served_as_it_is(reading: Running) -> None:
 
 
 def test_requests_run_together_with_those_of_other_routes(server: Running) -> None:
-    before = served.metric(server, "alula_batch_rows_sum", model=MODEL)
+    before = served.metric(server, "alula_batch_size_sum", model=MODEL)
     ok(server.post(PATH, {"inputs": [{**TEXT, "shape": [3], "data": ["a", "b", "a b"]}]}))
-    assert served.metric(server, "alula_batch_rows_sum", model=MODEL) == before + 3
+    assert served.metric(server, "alula_batch_size_sum", model=MODEL) == before + 3
     assert 'route="/v2/models/{model:path}/infer",status="200"' in server.client.get("/metrics").text
 
 

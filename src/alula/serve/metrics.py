@@ -40,7 +40,7 @@ class Metrics:
             "alula_requests", "Requests answered", ["route", "status"], registry=registry
         )
         self._request_seconds = Histogram(
-            "alula_request_seconds",
+            "alula_request_duration_seconds",
             "From the request's head to the end of its answer",
             ["route"],
             buckets=SECONDS,
@@ -50,17 +50,17 @@ class Metrics:
             "alula_admission_rejected", "Requests not taken", ["reason"], registry=registry
         )
         self._queue_seconds = Histogram(
-            "alula_queue_seconds",
+            "alula_queue_duration_seconds",
             "From a row's admission to the start of its batch",
             ["model"],
             buckets=SECONDS,
             registry=registry,
         )
         self._batch_rows = Histogram(
-            "alula_batch_rows", "Rows per batch", ["model"], buckets=ROWS, registry=registry
+            "alula_batch_size", "Rows per batch", ["model"], buckets=ROWS, registry=registry
         )
         self._batch_seconds = Histogram(
-            "alula_batch_seconds",
+            "alula_batch_duration_seconds",
             "A batch's way to the engine and back",
             ["model"],
             buckets=SECONDS,
@@ -87,7 +87,7 @@ class Metrics:
             registry=registry,
         )
         self._per_token = Histogram(
-            "alula_time_per_token_seconds",
+            "alula_inter_token_latency_seconds",
             "From one token of an answer to the next",
             ["model"],
             buckets=SECONDS,
@@ -96,7 +96,7 @@ class Metrics:
         self._prompt_tokens = Counter(
             "alula_prompt_tokens", "Tokens of admitted prompts", ["model"], registry=registry
         )
-        self._generated = Counter("alula_generated_tokens", "Tokens written", ["model"], registry=registry)
+        self._generated = Counter("alula_generation_tokens", "Tokens written", ["model"], registry=registry)
         self._cancelled = Counter(
             "alula_answers_cancelled", "Answers that nobody waited for any more", ["model"], registry=registry
         )
@@ -148,6 +148,10 @@ class Metrics:
         """A gauge that is read when it is asked for."""
         Gauge(f"alula_{name}", what, registry=self.registry).set_function(value)
 
+    def watch_models(self, name: str, what: str, value: Callable[[], Mapping[str, float]]) -> None:
+        """A gauge of each model by its name, read when it is asked for."""
+        self.registry.register(_Models(f"alula_{name}", what, value))
+
     def count(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A counter that is read when it is asked for; its name ends in `_total`."""
         self.registry.register(_Counted(f"alula_{name}", what, value))
@@ -171,6 +175,19 @@ class _Counted(Collector):
         yield CounterMetricFamily(self._name, self._what, value=self._value())
 
 
+class _Models(Collector):
+    def __init__(self, name: str, what: str, value: Callable[[], Mapping[str, float]]) -> None:
+        self._name = name
+        self._what = what
+        self._value = value
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        gauge = GaugeMetricFamily(self._name, self._what, labels=["model"])
+        for model, value in self._value().items():
+            gauge.add_metric([model], value)
+        yield gauge
+
+
 class _Loads(Collector):
     def __init__(self, value: Callable[[], Mapping[str, Load]]) -> None:
         self._value = value
@@ -180,7 +197,9 @@ class _Loads(Collector):
         running = GaugeMetricFamily("alula_answers_running", "Answers being written", labels=["model"])
         waiting = GaugeMetricFamily("alula_answers_waiting", "Answers in the line", labels=["model"])
         used = GaugeMetricFamily(
-            "alula_cache_used_ratio", "Share of the cache of keys and values that is taken", labels=["model"]
+            "alula_kv_cache_usage_ratio",
+            "Share of the cache of keys and values that is taken",
+            labels=["model"],
         )
         preempted = CounterMetricFamily(
             "alula_answers_preempted", "Times an answer had to go back to the line", labels=["model"]

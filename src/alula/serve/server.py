@@ -139,7 +139,7 @@ class Server:
         )
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
         watch("bodies_bytes", "Bytes of bodies being read or answered", lambda: self.bodies.bytes)
-        watch("queue_rows", "Rows waiting for a batch", lambda: _waiting(self.catalogue.services))
+        self.metrics.watch_models("queue_size", "Rows waiting for a batch", self._waiting)
         self.metrics.loads(self._loads)
 
     @property
@@ -159,6 +159,14 @@ class Server:
         sees = shown and any(isinstance(each, Writer) and each.spec.sees for each in self.catalogue.services)
         return max(self.options.max_body_bytes, self.options.max_image_bytes if sees else 0)
 
+    def _waiting(self) -> dict[str, float]:
+        """Rows that wait for a batch, by model; answers that wait are counted apart."""
+        return {
+            service.name: service.waiting
+            for service in self.catalogue.services
+            if not isinstance(service, Writer)
+        }
+
     def _loads(self) -> dict[str, Load]:
         """How much each model that writes has to do."""
         return {
@@ -166,10 +174,6 @@ class Server:
             for at, service in enumerate(self.catalogue.services)
             if isinstance(service, Writer)
         }
-
-
-def _waiting(services: Sequence[Served]) -> int:
-    return sum(service.waiting for service in services)
 
 
 def _unverified(bundle: Bundle) -> str:
