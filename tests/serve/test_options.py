@@ -24,10 +24,12 @@ from alula.serve import ServeOptions
         ({"max_waiting": 0}, "max_waiting is 0; expected at least 1"),
         ({"cache_bytes": 0}, "cache_bytes is 0; expected at least 1"),
         ({"answer_timeout_s": 0.0}, r"answer_timeout_s is 0\.0; expected more than 0"),
-        ({"log_format": "xml"}, "log format 'xml' is not one of: none, text, json"),
-        ({"threads": -1}, "threads and grace_s must not be negative"),
-        ({"body_timeout_s": 0.0}, "run_timeout_s and body_timeout_s above 0"),
-        ({"run_timeout_s": 0.0}, "run_timeout_s and body_timeout_s above 0"),
+        ({"log_format": "xml"}, "log_format is 'xml'; expected one of: none, text, json"),
+        ({"threads": -1}, "threads is -1; expected at least 0"),
+        ({"body_timeout_s": 0.0}, r"body_timeout_s is 0\.0; expected more than 0"),
+        ({"run_timeout_s": 0.0}, r"run_timeout_s is 0\.0; expected more than 0"),
+        ({"grace_s": -1.0}, r"grace_s is -1\.0; expected at least 0"),
+        ({"timeout_s": 4_000.0}, r"timeout_s is 4000\.0; expected more than 0 and at most 3600"),
     ],
 )
 def test_options_that_cannot_work_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -2,80 +2,106 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from alula.core.units import parse_bytes
-from alula.core.words import choice
+from alula.serve import ServeOptions
+from alula.serve.settings import Setting, as_toml, resolve, settings_of
+
+ANY = (Path("BUNDLE"),)
+"""What stands for bundles where settings are held to one another, and none is named."""
 
 
-def serve(
-    bundles: list[Path] = typer.Argument(help="Folders of bundles.", show_default=False),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 takes a free one."),
-    grpc_port: int | None = typer.Option(
-        None, min=1, max=65535, help="Port to speak gRPC on.", show_default="no gRPC"
-    ),
-    threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
-    unverified: bool = typer.Option(False, "--unverified", help="Serve a bundle whose checks did not pass."),
-    max_client_batch: int = typer.Option(512, min=1, help="Items one request may bring."),
-    max_batch_tokens: int = typer.Option(16_384, min=1, help="Padded tokens of one engine call."),
-    max_waiting_rows: int = typer.Option(1_024, min=1, help="Rows that may wait per model; beyond that 429."),
-    cache: str | None = typer.Option(
-        None, help="Writing: memory for keys and values per model, such as 2GiB.", show_default="what fits"
-    ),
-    max_sequences: int = typer.Option(32, min=1, help="Writing: answers at once per model."),
-    max_waiting: int = typer.Option(256, min=1, help="Writing: answers that may wait; beyond that 429."),
-    answer_timeout_s: float = typer.Option(
-        600.0, min=0.001, help="Writing: seconds an answer may take, waiting included."
-    ),
-    max_body_bytes: int = typer.Option(2_000_000, min=1, help="Size of a request's body."),
-    max_image_bytes: int = typer.Option(
-        16_000_000, min=1, help="Size of a request's body with images in it."
-    ),
-    max_image_pixels: int = typer.Option(50_000_000, min=1, help="Pixels of an image."),
-    max_connections: int = typer.Option(1_000, min=1, help="Connections at once; beyond that 503."),
-    body_timeout_s: float = typer.Option(
-        30.0, min=0.001, help="Seconds a request's body may take to arrive."
-    ),
-    timeout_s: float = typer.Option(
-        30.0, min=0.001, help="Seconds a request may take that does not say so itself."
-    ),
-    grace_s: float = typer.Option(30.0, min=0, help="Seconds admitted requests may take after SIGTERM."),
-    log_format: str = typer.Option("none", help="Access log on stderr: none, text or json."),
-) -> int:
-    """Serve bundles until SIGTERM or SIGINT, then finish what was admitted."""
-    from alula.serve import ServeOptions  # noqa: PLC0415 - `alula --help` stays quick
-    from alula.serve import serve as run_server  # noqa: PLC0415
-    from alula.serve.options import LOG_FORMATS  # noqa: PLC0415
+def serve(context: typer.Context, *, config: Path | None, print_config: bool, **given: Any) -> int:
+    """Serve bundles until SIGTERM or SIGINT, then finish what was admitted.
 
-    choice("log format", log_format, LOG_FORMATS)
-    options = ServeOptions(
-        bundles=tuple(bundles),
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        threads=threads,
-        unverified=unverified,
-        max_client_batch=max_client_batch,
-        max_batch_tokens=max_batch_tokens,
-        max_waiting_rows=max_waiting_rows,
-        cache_bytes=None if cache is None else parse_bytes("--cache", cache),
-        max_sequences=max_sequences,
-        max_waiting=max_waiting,
-        answer_timeout_s=answer_timeout_s,
-        max_body_bytes=max_body_bytes,
-        max_image_bytes=max_image_bytes,
-        max_image_pixels=max_image_pixels,
-        max_connections=max_connections,
-        body_timeout_s=body_timeout_s,
-        timeout_s=timeout_s,
-        grace_s=grace_s,
-        log_format=next(known for known in LOG_FORMATS if known == log_format),
-    )
+    Every option can also be set as ALULA_NAME in the environment (ALULA_MAX_BODY_BYTES), or as name in the TOML file
+    that --config or ALULA_CONFIG names (max_body_bytes); bundles is a list there, in the environment between colons. A
+    flag goes before the environment, that before the file.
+    """
+    resolved = resolve(ServeOptions, _flags(context, given), os.environ, config)
+    if print_config:
+        ServeOptions(**{**resolved.values, "bundles": resolved.values["bundles"] or ANY})
+        print(as_toml(ServeOptions, resolved), end="")
+        return 0
+    from alula.serve import serve as run_server  # noqa: PLC0415 - the command has the same name
+
     run_server(
-        options, lambda url: print(f"serving on {url} (docs at {url}/docs)", file=sys.stderr, flush=True)
+        ServeOptions(**resolved.values),
+        lambda url: print(f"serving on {url} (docs at {url}/docs)", file=sys.stderr, flush=True),
     )
     return 0
+
+
+def _flags(context: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written on the command line, by field."""
+    named = {
+        each.field: _typed(each, given[each.field])
+        for each in settings_of(ServeOptions)
+        if _source(context, each.field) == "COMMANDLINE"
+    }
+    return {field: value for field, value in named.items() if value != ()}
+
+
+def _source(context: typer.Context, field: str) -> str:
+    source = context.get_parameter_source(field)
+    return source.name if source else ""
+
+
+def _typed(each: Setting, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return each.from_text(value, each.flag) if isinstance(value, str) else value
+
+
+TYPES = {"flag": bool, "whole number": int, "number": float, "folders": list[Path], "texts": list[str]}
+
+
+def _parameter(each: Setting) -> inspect.Parameter:
+    """A setting as a parameter that typer makes an option of."""
+    kind = TYPES.get(each.kind, str)
+    if each.kind == "folders":
+        told: Any = typer.Argument(None, help=each.told.help, show_default=False)
+    else:
+        choices = f" One of: {', '.join(each.choices)}." if each.choices else ""
+        told = typer.Option(
+            each.default if each.default != () else None,
+            each.flag if each.kind != "flag" else f"{each.flag}/--no-{each.flag[2:]}",
+            help=each.told.help + choices,
+            min=each.told.least if each.kind in {"whole number", "number"} else None,
+            max=each.told.most,
+            show_default=each.told.unset or each.default not in (None, ()),
+            metavar=each.told.metavar,
+        )
+    return inspect.Parameter(each.field, inspect.Parameter.KEYWORD_ONLY, default=told, annotation=kind | None)
+
+
+def _own() -> list[inspect.Parameter]:
+    """Parameters that are no settings."""
+    return [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        inspect.Parameter(
+            "config",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, help="TOML file of settings.", show_default=False),
+            annotation=Path | None,
+        ),
+        inspect.Parameter(
+            "print_config",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(False, "--print-config", help="Print the settings that hold, and end."),
+            annotation=bool,
+        ),
+    ]
+
+
+# Typer reads what a command takes from its signature; this one says what the settings declare.
+_PARAMETERS = [*_own(), *map(_parameter, settings_of(ServeOptions))]
+serve.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
+serve.__annotations__ = {each.name: each.annotation for each in _PARAMETERS}

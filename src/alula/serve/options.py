@@ -1,4 +1,7 @@
-"""What a server is started with."""
+"""What a server is started with.
+
+What is declared here by `setting` is thereby a flag, a variable and a key of the file of settings (`settings.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from alula.core.errors import InputError
-from alula.core.words import choice
 from alula.serve.process import Opening
+from alula.serve.settings import setting, settings_of
 
 LogFormat = Literal["none", "text", "json"]
-LOG_FORMATS: tuple[LogFormat, ...] = ("none", "text", "json")
 
 ENGINE_COMMAND = (sys.executable, "-m", "alula.serve.engine_process")
 
@@ -34,66 +36,54 @@ class ServeOptions:
     how long one may take, its wait included.
     """
 
-    bundles: tuple[Path, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int | None = None
-    threads: int = 0
-    unverified: bool = False
-    max_client_batch: int = 512
-    max_batch_tokens: int = 16_384
-    max_waiting_rows: int = 1_024
-    max_waiting_tokens: int = 524_288
-    max_body_bytes: int = 2_000_000
-    max_bodies_bytes: int = 268_435_456
-    max_image_bytes: int = 16_000_000
-    max_image_pixels: int = 50_000_000
-    max_connections: int = 1_000
-    body_timeout_s: float = 30.0
-    timeout_s: float = 30.0
-    grace_s: float = 30.0
-    run_timeout_s: float = 120.0
-    cache_bytes: int | None = None
-    max_sequences: int = 32
-    max_waiting: int = 256
-    answer_timeout_s: float = 600.0
-    log_format: LogFormat = "none"
+    bundles: tuple[Path, ...] = setting((), "Folders of bundles.")
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8_000, "Port to listen on; 0 takes a free one.", least=0, most=65_535)
+    grpc_port: int | None = setting(None, "Port to speak gRPC on.", least=1, most=65_535, unset="no gRPC")
+    threads: int = setting(0, "Threads per engine; 0 is one per usable core.", least=0)
+    unverified: bool = setting(False, "Serve a bundle whose checks did not pass.")
+    max_client_batch: int = setting(512, "Items one request may bring.", least=1)
+    max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1)
+    max_waiting_rows: int = setting(1_024, "Rows that may wait per model; beyond that 429.", least=1)
+    max_waiting_tokens: int = setting(524_288, "Tokens that may wait per model; beyond that 429.", least=1)
+    cache_bytes: int | None = setting(
+        None,
+        "Writing: memory for keys and values per model, such as 2GiB.",
+        name="kv_cache",
+        amount=True,
+        least=1,
+        unset="what fits",
+    )
+    max_sequences: int = setting(32, "Writing: answers at once per model.", least=1)
+    max_waiting: int = setting(256, "Writing: answers that may wait; beyond that 429.", least=1)
+    answer_timeout_s: float = setting(
+        600.0, "Writing: seconds an answer may take, waiting included.", above=0
+    )
+    max_body_bytes: int = setting(2_000_000, "Size of a request's body.", least=1)
+    max_bodies_bytes: int = setting(
+        268_435_456, "Size of all bodies that are here; beyond that 429.", least=1
+    )
+    max_image_bytes: int = setting(16_000_000, "Size of a request's body with images in it.", least=1)
+    max_image_pixels: int = setting(50_000_000, "Pixels of an image.", least=1)
+    max_connections: int = setting(1_000, "Connections at once; beyond that 503.", least=1)
+    body_timeout_s: float = setting(30.0, "Seconds a request's body may take to arrive.", above=0)
+    timeout_s: float = setting(
+        30.0, "Seconds a request may take that does not say so itself.", above=0, most=3_600
+    )
+    grace_s: float = setting(30.0, "Seconds admitted requests may take after SIGTERM.", least=0)
+    run_timeout_s: float = setting(
+        120.0, "Seconds an engine call may take before it counts as hung.", above=0
+    )
+    log_format: LogFormat = setting("none", "Access log on stderr.")
     engine_command: tuple[str, ...] = ENGINE_COMMAND
 
     def __post_init__(self) -> None:
-        choice("log format", self.log_format, LOG_FORMATS)
+        for each in settings_of(ServeOptions):
+            each.check(getattr(self, each.field), each.field)
         if not self.bundles:
             raise InputError("no bundle to serve; name at least one")
-        if not 0 <= self.port <= 65_535:
-            raise InputError(f"port is {self.port}; expected 0..65535 (0 takes a free one)")
-        if self.grpc_port is not None and not 1 <= self.grpc_port <= 65_535:
-            raise InputError(f"grpc_port is {self.grpc_port}; expected 1..65535")
         if self.grpc_port == self.port:
             raise InputError(f"port and grpc_port are both {self.port}; expected two ports")
-        for name in (
-            "max_client_batch",
-            "max_batch_tokens",
-            "max_waiting_rows",
-            "max_body_bytes",
-            "max_bodies_bytes",
-            "max_image_bytes",
-            "max_image_pixels",
-            "max_connections",
-            "max_sequences",
-            "max_waiting",
-        ):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.cache_bytes is not None and self.cache_bytes < 1:
-            raise InputError(f"cache_bytes is {self.cache_bytes}; expected at least 1")
-        if self.answer_timeout_s <= 0:
-            raise InputError(f"answer_timeout_s is {self.answer_timeout_s}; expected more than 0")
-        if not 0 < self.timeout_s <= 3_600:
-            raise InputError(f"timeout_s is {self.timeout_s}; expected more than 0 and at most 3600")
-        if self.threads < 0 or self.grace_s < 0 or self.run_timeout_s <= 0 or self.body_timeout_s <= 0:
-            raise InputError(
-                "threads and grace_s must not be negative, and run_timeout_s and body_timeout_s above 0"
-            )
 
     @property
     def opening(self) -> Opening:
