@@ -123,10 +123,11 @@ class Setting:
             return parse_bytes(where, value)
         if self.kind in SEPARATORS and isinstance(value, list) and all(isinstance(v, str) for v in value):
             return tuple(map(Path, value)) if self.kind == "folders" else tuple(value)
-        types = TYPES.get(self.kind, ())
-        if not isinstance(value, types) or (isinstance(value, bool) and self.kind != "flag"):
+        if not isinstance(value, TYPES.get(self.kind, ())) or (
+            isinstance(value, bool) and self.kind != "flag"
+        ):
             raise InputError(f"{where} is {value!r}; expected {EXPECTED[self.kind]}")
-        return float(value) if self.kind == "number" else value
+        return value + 0.0 if isinstance(value, int) and self.kind == "number" else value
 
 
 TYPES: Mapping[str, tuple[type, ...]] = {
