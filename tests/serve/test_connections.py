@@ -147,3 +147,15 @@ def test_bodies_that_are_not_there_yet_cannot_fill_the_memory(bundles: dict[str,
             slow.close()
         wait_until(lambda: metric(server, "alula_bodies_bytes") == 0)
         assert server.post("/embed", {"inputs": "a " * 25_000}).status_code == 200
+
+
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement(server: Running) -> None:
+    """Head and body go out one after the other; a delayed acknowledgement takes 40 ms."""
+    with connected(server) as client:
+        assert served_models(client)
+        took = []
+        for _ in range(20):
+            began = time.perf_counter()
+            assert served_models(client)
+            took.append(time.perf_counter() - began)
+    assert sorted(took)[len(took) // 2] < 0.02
