@@ -19,7 +19,7 @@ from alula.serve.errors import Failure, failure_of
 from alula.serve.events import Events
 from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
-from alula.serve.observed import Observed
+from alula.serve.observed import Observed, Observer
 from alula.serve.posting import Endpoint, Made, deadline_of, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.uploads import fields_of, is_upload
@@ -65,7 +65,7 @@ def application(server: Server) -> ASGIApp:
         Route("/docs", _docs),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
-    return Observed(app, server.metrics, routes, server.options.log_format)
+    return Observed(app, Observer(server.metrics, server.options.log_format), routes)
 
 
 def refusal(failure: Failure, path: str) -> Response:

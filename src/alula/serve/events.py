@@ -13,7 +13,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from alula.serve.errors import failure_of
+from alula.serve.errors import Failure, failure_of
+from alula.serve.records import LEFT, current
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ class EventStream(Response):
         return event(value)
 
     @staticmethod
-    def last(error: Exception | None) -> bytes:
+    def last(failure: Failure | None) -> bytes:
         """What comes after all objects, or in place of the rest of them."""
-        return END if error is None else event(failure_of(error).body(openai=True))
+        return END if failure is None else event(failure.body(openai=True))
 
     def __init__(self, events: Events, done: Callable[[], None]) -> None:
         super().__init__(headers=HEADERS)
@@ -74,6 +75,8 @@ class EventStream(Response):
                 )
             if sending in done:
                 sending.result()
+            else:
+                current().failed = LEFT
         finally:
             self._events.close()
             leaving.cancel()
@@ -96,7 +99,9 @@ class EventStream(Response):
                     await self._body(send, b"".join(map(self.encoded, objects)))
             last = self.last(None)
         except Exception as error:  # whatever it is becomes an event
-            last = self.last(error)
+            failure = failure_of(error)
+            current().failed = failure.status
+            last = self.last(failure)
         await self._body(send, last, more=False)
 
     async def _body(self, send: Send, body: bytes, *, more: bool = True) -> None:
@@ -117,6 +122,6 @@ class LineStream(EventStream):
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
     @staticmethod
-    def last(error: Exception | None) -> bytes:
+    def last(failure: Failure | None) -> bytes:
         """Nothing, or the error."""
-        return b"" if error is None else LineStream.encoded(failure_of(error).body(openai=False))
+        return b"" if failure is None else LineStream.encoded(failure.body(openai=False))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 # Engine processes are started with a program of their own; what gRPC does before a fork would only disturb that.
@@ -23,7 +22,8 @@ from alula.serve.front import CUT_OFF_S
 from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
 from alula.serve.inference import described, found, infer, server_metadata
-from alula.serve.observed import log_line, request_id_of
+from alula.serve.observed import Observer, record_of, request_id_of
+from alula.serve.records import Record, current
 from alula.serve.server import Server
 
 SERVICE = f"{INFERENCE}.GRPCInferenceService"
@@ -49,6 +49,7 @@ class GrpcFront:
     def __init__(self, server: Server, port: int) -> None:
         options = server.options
         self._server = server
+        self._observer = Observer(server.metrics, options.log_format)
         self._closing = asyncio.Event()
         host = f"[{options.host}]" if ":" in options.host else options.host
         self._grpc = grpc.aio.server(
@@ -116,23 +117,19 @@ class GrpcFront:
         """A method whose errors are statuses, and which is counted and logged as requests over HTTP are."""
 
         async def method(request: Any, context: Any) -> Any:
-            started, status, scope = perf_counter(), 499, _scope(path, context)
-            request_id = request_id_of(scope).decode()
-            trailing = (("x-request-id", request_id),)
-            try:
-                asked = _whole(request)
-                made = await (answer(asked, context) if path.endswith("/ModelInfer") else answer(asked))
-            except Exception as error:  # the edge of the process: whatever it is becomes a status
-                failure = failure_of(error)
-                status = failure.status
-                again = (("retry-after", RETRY_AFTER_S),) if "retry-after" in failure.headers else ()
-                return await context.abort(_code(failure), failure.message, (*trailing, *again))
-            else:
-                status = 200
+            with self._observed(path, context) as record:
+                trailing = (("x-request-id", record.id),)
+                try:
+                    asked = _whole(request)
+                    made = await (answer(asked, context) if path.endswith("/ModelInfer") else answer(asked))
+                except Exception as error:  # the edge of the process: whatever it is becomes a status
+                    failure = failure_of(error)
+                    record.status = failure.status
+                    again = (("retry-after", RETRY_AFTER_S),) if "retry-after" in failure.headers else ()
+                    return await context.abort(_code(failure), failure.message, (*trailing, *again))
+                record.status = 200
                 context.set_trailing_metadata(trailing)
                 return made
-            finally:
-                self._told(scope, status, perf_counter() - started, request_id)
 
         return method
 
@@ -147,6 +144,8 @@ class GrpcFront:
                 )
             take(size)
             server.gate.enter()
+            current().body(request.SerializeToString() if current().digests else b"")
+            current().body_bytes = size
             try:
                 asked = grpc_tensors.asked(request)
                 within_s = deadlines.allowed(_left(context), asked.within_s, default=server.options.timeout_s)
@@ -158,21 +157,17 @@ class GrpcFront:
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """`ModelStreamInfer`: one request after the other, in their order; an error is that of one of them."""
         path = f"/{SERVICE}/ModelStreamInfer"
-        scope = _scope(path, context)
-        request_id = request_id_of(scope).decode()
         async for request in requests:
-            started, status = perf_counter(), 499
             made = MESSAGES["ModelStreamInferResponse"]()
-            try:
-                made.infer_response.CopyFrom(await self._infer(_whole(request), context))
-                status = 200
-            except Exception as error:  # as above
-                failure = failure_of(error)
-                status = failure.status
-                made.error_message = failure.message
-                made.infer_response.id = getattr(request, "id", "")
-            finally:
-                self._told(scope, status, perf_counter() - started, request_id)
+            with self._observed(path, context) as record:
+                try:
+                    made.infer_response.CopyFrom(await self._infer(_whole(request), context))
+                    record.status = 200
+                except Exception as error:  # as above
+                    failure = failure_of(error)
+                    record.status = failure.status
+                    made.error_message = failure.message
+                    made.infer_response.id = getattr(request, "id", "")
             yield made
 
     def _health(self) -> Any:
@@ -213,11 +208,11 @@ class GrpcFront:
                 return SERVICE_UNKNOWN
         return SERVING if self._server.ready else NOT_SERVING
 
-    def _told(self, scope: dict[str, Any], status: int, seconds: float, request_id: str) -> None:
-        self._server.metrics.request(scope["path"], status, seconds)
-        log_format = self._server.options.log_format
-        if log_format != "none":
-            sys.stderr.write(log_line(log_format, scope, status, seconds, request_id) + "\n")
+    def _observed(self, path: str, context: Any) -> contextlib.AbstractContextManager[Record]:
+        """A call that is counted and logged as requests over HTTP are."""
+        scope = _scope(path, context)
+        record = record_of(scope, path, request_id_of(scope).decode())
+        return self._observer.observed(record)
 
 
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
-from time import perf_counter, time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any
 from uuid import uuid4
 
 from starlette.routing import Route
@@ -14,48 +17,77 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alula.serve.metrics import Metrics
 from alula.serve.options import LogFormat
+from alula.serve.records import Record, recording
 
 # What may be echoed in a header and written to a log without a second look.
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+ALWAYS = frozenset({"status", "ms", "queue_ms", "compute_ms"})
+"""What is written though it be nought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Who is told of every request, whatever carries it."""
+
+    metrics: Metrics
+    log_format: LogFormat
+
+    @contextmanager
+    def observed(self, record: Record) -> Iterator[Record]:
+        """Counts and logs a request once it is answered, whatever came of it."""
+        record.digests = self.log_format != "none"
+        try:
+            with recording(record):
+                yield record
+        finally:
+            record.ended = monotonic()
+            self.metrics.request(record.route, record.ending, record.seconds)
+            if self.log_format != "none":
+                sys.stderr.write(log_line(self.log_format, record) + "\n")
 
 
 class Observed:
     """An ASGI application whose requests are seen."""
 
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route], log_format: LogFormat = "none"
-    ) -> None:
+    def __init__(self, app: ASGIApp, observer: Observer, routes: Sequence[Route]) -> None:
         self._app = app
-        self._metrics = metrics
+        self._observer = observer
         self._routes = tuple(routes)
-        self._log_format = log_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status, request_id = perf_counter(), 499, request_id_of(scope)
+        request_id = request_id_of(scope)
 
         async def seen(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                record.status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
             await send(message)
 
-        try:
+        with self._observer.observed(self._record(scope, request_id.decode())) as record:
             await self._app(scope, receive, seen)
-        finally:
-            seconds = perf_counter() - started
-            self._metrics.request(self._route(scope["path"]), status, seconds)
-            if self._log_format != "none":
-                line = log_line(self._log_format, scope, status, seconds, request_id.decode())
-                sys.stderr.write(line + "\n")
 
-    def _route(self, path: str) -> str:
-        """The route of a path, so that no client can make up labels."""
-        return next((route.path for route in self._routes if route.path_regex.match(path)), "other")
+    def _record(self, scope: Scope, request_id: str) -> Record:
+        path = scope["path"]
+        route = next((route.path for route in self._routes if route.path_regex.match(path)), "other")
+        return record_of(scope, route, request_id)
+
+
+def record_of(scope: Scope, route: str, request_id: str) -> Record:
+    """What is known of a request by its head; `route` is one of ours, so that no client can make up labels."""
+    return Record(
+        id=request_id,
+        method=scope["method"],
+        route=route,
+        path=scope["path"],
+        client=str((scope.get("client") or ("",))[0]),
+        time=time(),
+        began=monotonic(),
+    )
 
 
 def request_id_of(scope: Scope) -> bytes:
@@ -66,17 +98,36 @@ def request_id_of(scope: Scope) -> bytes:
     return uuid4().hex.encode()
 
 
-def log_line(log_format: LogFormat, scope: Scope, status: int, seconds: float, request_id: str) -> str:
-    """One request on one line, whatever its path holds."""
-    record = {
-        "time": round(time(), 3),
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "ms": round(seconds * 1000, 2),
-        "request_id": request_id,
-        "client": (scope.get("client") or ("",))[0],
-    }
+def log_line(log_format: LogFormat, record: Record) -> str:
+    """One request on one line, whatever its path holds; what is not known of it, or not there, is left out."""
+    known = {key: value for key, value in _described(record) if value or (value == 0 and key in ALWAYS)}
     if log_format == "json":
-        return json.dumps(record)
-    return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in record.items())
+        return json.dumps(known)
+    return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in known.items())
+
+
+def _described(record: Record) -> Iterator[tuple[str, Any]]:
+    yield "time", round(record.time, 3)
+    yield "request_id", record.id
+    yield "method", record.method
+    yield "route", record.route
+    yield "path", record.path
+    yield "status", record.status
+    yield "outcome", record.outcome
+    yield "ms", _ms(record.seconds)
+    yield "model", record.model
+    yield "items", record.items
+    yield "tokens", record.tokens
+    yield "written", record.written
+    yield "pixels", record.pixels
+    yield "bytes", record.body_bytes
+    yield "input", record.input
+    yield "queue_ms", _ms(record.queue_s)
+    yield "compute_ms", _ms(record.compute_s)
+    yield "first_token_ms", _ms(record.first_s)
+    yield "degraded", record.degraded
+    yield "client", record.client
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)

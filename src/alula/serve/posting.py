@@ -15,14 +15,13 @@ from alula.serve import bodies, deadlines
 from alula.serve.bodies import Fields
 from alula.serve.deadlines import Deadline
 from alula.serve.events import Events, EventStream
+from alula.serve.records import LEFT, current
 from alula.serve.server import Server
 
 Made: TypeAlias = Response | Events
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Answer: TypeAlias = Callable[[Request, bytes, Callable[[int], None]], Awaitable[Made]]
 """Of a request and its body; the third is told of bytes that are held beside them."""
-
-CLIENT_GONE = 499
 
 
 def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -47,6 +46,7 @@ def posted(
                 reading = bodies.read(request, limit(), take)
                 body = await server.gate.arrived(reading, server.options.body_timeout_s)
                 server.gate.enter()
+                current().body(body)
             except Exception as error:
                 return refused(error)
             return await answered(request, body, take)
@@ -78,7 +78,7 @@ async def unless_gone(request: Request, work: Awaitable[Made], deadline: Deadlin
         done, _ = await asyncio.wait({making, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if deadline and not done:
             raise deadline.missed()
-        return making.result() if making.done() else Response(status_code=CLIENT_GONE)
+        return making.result() if making.done() else Response(status_code=LEFT)
     finally:
         making.cancel()
         leaving.cancel()

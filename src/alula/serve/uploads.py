@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from alula.core.errors import InputError
 from alula.serve.errors import Refused
+from alula.serve.records import current
 
 NUMBERS = ("top_k", "max_tokens")
 """Fields that are numbers; in a form and behind a question mark all are texts."""
@@ -43,6 +44,7 @@ def fields_of(body: bytes, content_type: str, query: str) -> dict[str, Any]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         texts, uploads = _form(body, content_type)
+        current().holds(*(upload.content for upload in uploads))
         fields |= texts
     else:
         if not body:

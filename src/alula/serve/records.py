@@ -1,0 +1,155 @@
+"""What becomes known of a request while it is answered: for the log, for traces. Never what it says.
+
+Whoever learns something adds it to the record of the request at hand, `current()`, which follows it into every task
+that is started for it, and not into threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+Outcome = Literal["ok", "refused", "overloaded", "timeout", "left", "failed"]
+Phase = Literal["queue", "compute", "write"]
+
+DIGEST_DIGITS = 16
+MOST_SPANS = 64
+"""Of one request; what comes after is counted in its times all the same."""
+
+LEFT = 499
+"""The status of a request whose client did not wait for its answer, as nginx has it."""
+
+OUTCOMES: Mapping[int, Outcome] = {
+    408: "timeout",
+    429: "overloaded",
+    LEFT: "left",
+    503: "overloaded",
+    504: "timeout",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Part of a request's life, in seconds of the monotonic clock."""
+
+    phase: Phase
+    start: float
+    end: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """One request. Times are seconds of the monotonic clock, `time` is that of the day at `began`.
+
+    Bodies are digested where somebody reads of it (`digests`).
+    `items` are texts, images, rows or answers that were asked for, `tokens` those read, `written` those written,
+    `pixels` of images as they came, `input` begins the SHA-256 of the body, `degraded` says by what it was answered
+    instead. `failed` is what a stream ended with whose status was out already.
+    """
+
+    id: str
+    method: str
+    route: str
+    path: str
+    client: str
+    time: float
+    began: float
+    parent: str = ""
+    digests: bool = False
+    status: int = LEFT
+    ended: float = 0.0
+    model: str = ""
+    items: int = 0
+    tokens: int = 0
+    written: int = 0
+    pixels: int = 0
+    body_bytes: int = 0
+    input: str = ""
+    first_s: float | None = None
+    queue_s: float | None = None
+    compute_s: float | None = None
+    degraded: str = ""
+    failed: int | None = None
+    spans: list[Span] = field(default_factory=list)
+
+    def body(self, content: bytes) -> None:
+        """What it came with."""
+        self.body_bytes += len(content)
+        self.holds(content)
+
+    def holds(self, *contents: bytes) -> None:
+        """What is to be told from other inputs, where the body itself is never the same twice, as forms are not."""
+        if self.digests:
+            digest = hashlib.sha256()
+            for content in contents:
+                digest.update(content)
+            self.input = digest.hexdigest()[:DIGEST_DIGITS]
+
+    def asked(self, model: str, items: int) -> None:
+        """Which model is to do how many things; one that is asked again for the same request has more to do."""
+        self.model = model
+        self.items += items
+
+    def ran(self, since: float, started: float, ended: float) -> None:
+        """Something of it waited since then, and ran in a batch; several of one batch are told one by one."""
+        if self.queue_s is None:
+            self.queue_s = started - since
+            self._span("queue", since, started)
+        if not self._ran_at(started):
+            self.compute_s = (self.compute_s or 0.0) + ended - started
+            self._span("compute", started, ended)
+
+    def wrote(self, since: float, first: float, now: float, tokens: int, waited_s: float) -> None:
+        """Tokens of an answer came, which was asked for then, and whose first ones came at `first`."""
+        self.written += tokens
+        if self.first_s is None:
+            self.first_s, self.queue_s = first - self.began, waited_s
+            self._span("queue", since, since + waited_s)
+            self._span("compute", since + waited_s, first)
+        self.compute_s = now - since - waited_s
+
+    @property
+    def ending(self) -> int:
+        """The status, or, of a stream that was not ended well, the one which that would have had at first."""
+        return self.status if self.failed is None else self.failed
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it, in a word."""
+        status = self.ending
+        return OUTCOMES.get(status, "failed" if status >= 500 else "refused" if status >= 400 else "ok")
+
+    @property
+    def seconds(self) -> float:
+        """From the request's head to the end of its answer."""
+        return self.ended - self.began
+
+    def _ran_at(self, started: float) -> bool:
+        return any(span.phase == "compute" and span.start == started for span in reversed(self.spans))
+
+    def _span(self, phase: Phase, start: float, end: float) -> None:
+        if len(self.spans) < MOST_SPANS:
+            self.spans.append(Span(phase=phase, start=start, end=end))
+
+
+_current: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def current() -> Record:
+    """The record of the request at hand; outside of one, one that nobody reads."""
+    found = _current.get()
+    return found or Record(id="", method="", route="", path="", client="", time=0.0, began=0.0)
+
+
+@contextmanager
+def recording(record: Record) -> Iterator[Record]:
+    """Makes it that of the request at hand."""
+    token = _current.set(record)
+    try:
+        yield record
+    finally:
+        _current.reset(token)
