@@ -32,7 +32,7 @@ from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.compiling import hold, obey_types, progress, types_of
 from alula.engines.tensorrt.job import Job
 from alula.engines.tensorrt.refusals import Fault, cure_for, one_line, refusal
-from alula.engines.tensorrt.shapes import Bucket, may_grow, padded
+from alula.engines.tensorrt.shapes import Bucket, may_grow, of_two, padded
 from alula.engines.tensorrt.vendor import features_of, number_of
 
 RTX = "tensorrt-rtx"
@@ -569,3 +569,18 @@ def test_tensorrt_itself_compiles_on_the_gpu_only(
         module.TensorRt("tensorrt").compile(replace(graph, precision="bf16"), PLAN, tmp_path / "engine")
     with pytest.raises(CompileError, match=r"8.6.1 cannot leave weights out of an engine"):
         module.TensorRt("tensorrt").compile(graph, replace(PLAN, strip_weights=True), tmp_path / "engine")
+
+
+def test_steps_of_one_token_are_told_as_steps_of_one_or_two() -> None:
+    """Where a version gets attention of one query wrong; prompts, and models that answer in one call, stay."""
+    cache = {"past": Range(64, 64, 128), "batch": Range(1, 1, 8)}
+    step = Profile({**cache, "length": Range(1, 1, 1), "total": Range(65, 65, 129)})
+    told = of_two(step)
+    assert told.axes == {**cache, "length": Range(1, 1, 2), "total": Range(65, 65, 130)}
+    prompt = Profile({**cache, "length": Range(1, 8, 16), "total": Range(65, 72, 144)})
+    encoder = Profile({"batch": Range(1, 1, 8), "length": Range(1, 1, 1)})
+    assert of_two(prompt) is prompt
+    assert of_two(encoder) is encoder
+    assert features_of("tensorrt", (8, 6, 0)).one_query_wrong
+    assert not features_of("tensorrt", (10, 0)).one_query_wrong
+    assert not features_of("tensorrt-rtx", (1, 2)).one_query_wrong

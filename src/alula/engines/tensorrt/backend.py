@@ -32,6 +32,7 @@ from alula.engines.cuda import installed as cuda_installed
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.job import Job, cache_file
 from alula.engines.tensorrt.session import TensorRtSession, opened
+from alula.engines.tensorrt.shapes import of_two
 from alula.engines.tensorrt.vendor import Features, features_of, load, number_of, version_of, why_absent
 
 FILE = "engine.plan"
@@ -145,7 +146,8 @@ class TensorRt:
             raise CompileError(f"{self.name} compiles on the GPU that is to run the engine; {reason}")
 
     def _job(self, graph: Graph, plan: Plan, to: Path, target: str) -> Job:
-        profiles = tuple({spec.name: p.shapes(spec) for spec in graph.inputs} for p in plan.profiles)
+        told = map(of_two, plan.profiles) if self.features.one_query_wrong else plan.profiles
+        profiles = tuple({spec.name: p.shapes(spec) for spec in graph.inputs} for p in told)
         cache = cache_file(cache_root(), target) if self.features.timing_cache else None
         return Job(
             target=self.name,

@@ -47,6 +47,7 @@ class Features:
     cpu_compiles: bool
     timing_cache: bool
     portable_always: bool
+    one_query_wrong: bool
 
 
 def features_of(target: str, version: tuple[int, ...]) -> Features:
@@ -66,6 +67,7 @@ def features_of(target: str, version: tuple[int, ...]) -> Features:
         # RTX would look for a GPU, and times nothing before the first run anyway.
         timing_cache=not rtx,
         portable_always=rtx,
+        one_query_wrong=not rtx and version < (10,),
     )
 
 
