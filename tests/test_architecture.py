@@ -121,7 +121,7 @@ OWNERS: dict[str, set[str]] = {
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
-    "grpc": {"serve/grpc_front"},
+    "grpc": {"serve/grpc_admission", "serve/grpc_front"},
     "google": {"graphs/save", "serve/grpc_messages"},
     "typer": {"cli"},
     "click": {"cli"},

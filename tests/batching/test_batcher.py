@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from alula.batching import Batcher, BatchPolicy, Ran
+from alula.batching import Batcher, BatchPolicy, Pace, Ran
 from alula.core.errors import InputError, Overloaded, RunError
 
 
@@ -242,3 +242,101 @@ def test_every_batch_is_told_of_with_its_sizes_and_waits() -> None:
 
     run(scenario)
     assert seen == [Ran(rows=2, tokens=8, longest=5, seconds=1.0, waited=(1.0, 1.0), failed=False)]
+
+
+def test_rows_queue_as_though_they_had_come_later_or_sooner() -> None:
+    async def scenario() -> None:
+        gate, now = Gate(), 0.0
+        async with Batcher(gate, BatchPolicy(max_rows=2), clock=lambda: now) as batcher:
+            tasks = [ask(batcher, 1)]
+            await settle()
+            for at, (rows, later_s) in enumerate(
+                [((2, 3), 0.0), ((4, 5), 5.0), ((6, 7), -5.0), ((8, 9), 0.0)]
+            ):
+                now = float(at)
+                tasks.append(asyncio.create_task(batcher.submit(rows, [1] * len(rows), later_s=later_s)))
+                await settle()
+            now = 9.0  # the one that is in no hurry is not passed by who comes later than that
+            tasks.append(ask(batcher, 10, 11))
+            await settle()
+            gate.open.set()
+            assert await asyncio.gather(*tasks) == [
+                [10], [20, 30], [40, 50], [60, 70], [80, 90], [100, 110]
+            ]  # fmt: skip
+        assert gate.calls == [[1], [6, 7], [2, 3], [8, 9], [4, 5], [10, 11]]
+
+    run(scenario)
+
+
+def test_a_share_of_the_queue_is_kept_for_others_and_none_of_an_empty_one() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=1, max_waiting_rows=4)) as batcher:
+            running = ask(batcher, 1)
+            await settle()
+            batcher.refuse_unless_room(4, share=0.5)
+            waiting = ask(batcher, 2)
+            await settle()
+            batcher.refuse_unless_room(1, share=0.5)
+            batcher.refuse_unless_room(3)
+            with pytest.raises(Overloaded, match="1 rows with 1 tokens are waiting"):
+                batcher.refuse_unless_room(2, share=0.5)
+            gate.open.set()
+            await asyncio.gather(running, waiting)
+
+    run(scenario)
+
+
+def test_expected_tokens_are_refused_before_anybody_counts_them() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        policy = BatchPolicy(max_rows=1, max_cells=90, max_waiting_tokens=100)
+        async with Batcher(gate, policy) as batcher:
+            running = ask(batcher, 1)
+            await settle()
+            waiting = ask(batcher, 2, length=90)
+            await settle()
+            batcher.refuse_unless_room(1, 10)
+            with pytest.raises(Overloaded, match="1 rows with 90 tokens are waiting"):
+                batcher.refuse_unless_room(1, 11)
+            gate.open.set()
+            await asyncio.gather(running, waiting)
+
+    run(scenario)
+
+
+def test_a_full_queue_says_how_long_what_waits_takes() -> None:
+    async def scenario() -> None:
+        now = 0.0
+
+        async def slow(rows: list[int]) -> list[int]:
+            nonlocal now
+            now += 3.0
+            await asyncio.sleep(0)
+            return rows
+
+        gate = Gate()
+        async with Batcher(slow, BatchPolicy(max_rows=1, max_waiting_rows=2), clock=lambda: now) as batcher:
+            assert batcher.wait_s(1) is None
+            await batcher.submit([1], [1])
+            assert batcher.wait_s(4) == 12.0
+            tasks = [ask(batcher, row) for row in (1, 2, 3)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded) as caught:
+                await batcher.submit([4], [1])
+            assert caught.value.retry_s == 6.0
+            await asyncio.gather(*(task for task in tasks if not task.cancelled()), return_exceptions=True)
+        assert gate.calls == []
+
+    run(scenario)
+
+
+def test_the_pace_is_that_of_the_last_batches() -> None:
+    pace = Pace()
+    assert pace.seconds_for(3) is None
+    for _ in range(40):
+        pace = pace.after(4, 1.0)
+    assert pace.seconds_for(8) == pytest.approx(2.0)
+    for _ in range(10):
+        pace = pace.after(1, 1.0)
+    assert 6.0 < (pace.seconds_for(8) or 0) < 8.0

@@ -96,13 +96,10 @@ def test_an_engine_that_dies_of_one_request_answers_the_next(bundles: dict[str, 
 
 def test_an_engine_whose_device_is_lost_answers_so_and_is_started_again(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]]) as server:
-        before = server.engine_pid()
         lost = embed(server, "lost")
         assert lost.status_code == 500
         assert "the GPU is lost to this process" in lost.text
-        wait_until(
-            lambda: server.client.get("/health/ready").status_code == 200 and server.engine_pid() != before
-        )
+        wait_until(server.restarted)
         assert embed(server, "a").status_code == 200
 
 

@@ -56,9 +56,9 @@ PIECES = st.builds(
 
 @given(request=REQUESTS)
 def test_a_request_arrives_as_it_was_sent(request: Request) -> None:
-    sent = sequences.asking(7, 1, request, 2.5)
+    sent = sequences.asking(7, 1, request, 2.5, -5.0)
     got = through(sent)
-    assert sequences.asked(got) == (request, 2.5)
+    assert sequences.asked(got) == (request, 2.5, -5.0)
     assert (got.kind, got.number, got.meta["model"]) == (wire.Kind.GENERATE, 7, 1)
 
 

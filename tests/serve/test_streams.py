@@ -142,7 +142,7 @@ def test_what_the_engine_refuses_takes_no_place_in_the_line(tmp_path: Path) -> N
             assert "the prompt has token 300; the model knows 0..257" in refused.text
             both = server.post(TEXT, {"prompt": [[97, 65], [300]]})
             assert both.status_code == 400
-        wait_until(lambda: is_quiet(server))
+            wait_until(lambda: is_quiet(server))
         assert write(server, "abc|", n=2).status_code == 200
 
 

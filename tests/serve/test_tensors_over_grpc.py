@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_refused_by_name(client: triton.InferenceServerCl
     for model, given_, more, message in (
         ("none", texts(b"a"), {}, "NOT_FOUND.*model 'none' is not served"),
         (MODEL, texts(b"a"), {"model_version": "2"}, "NOT_FOUND.*has no version '2'"),
-        (MODEL, texts(b"a"), {"priority": 3}, "INVALID_ARGUMENT.*the parameter 'priority'"),
+        (MODEL, texts(b"a"), {"priority": 4}, "INVALID_ARGUMENT.*priority is 4, expected 1"),
         (MODEL, texts(*[b"a"] * 9), {}, "RESOURCE_EXHAUSTED.*9 inputs in one request"),
         (MODEL, texts(b"\xff"), {}, "INVALID_ARGUMENT.*is not UTF-8: byte 0 is 0xff"),
         (MODEL, texts(b"broken"), {}, "INTERNAL.*bad kernel"),

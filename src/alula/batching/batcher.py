@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from time import monotonic
 from typing import Generic, TypeVar
 
+from alula.batching.pace import Pace
 from alula.batching.policy import BatchPolicy, take
 from alula.core.errors import InputError, Overloaded
 
@@ -21,6 +24,7 @@ class _Waiting(Generic[In, Out]):
     row: In
     length: int
     since: float
+    place: float
     reply: asyncio.Future[Out]
     siblings: list[asyncio.Future[Out]]
 
@@ -68,6 +72,7 @@ class Batcher(Generic[In, Out]):
         self._clock = clock
         self._queue: deque[_Waiting[In, Out]] = deque()
         self._tokens = 0
+        self._pace = Pace()
         self._arrived = asyncio.Event()
         self._closing = False
         self._worker: asyncio.Task[None] | None = None
@@ -88,18 +93,38 @@ class Batcher(Generic[In, Out]):
         """Rows in the queue; those whose request was cancelled have left it."""
         return len(self._queue)
 
-    def refuse_unless_room(self, rows: int) -> None:
-        """Refuse a request of so many rows as `submit` would, before anybody works on it."""
-        self._admit([1] * rows)
+    def wait_s(self, rows: int = 0) -> float | None:
+        """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
+        return self._pace.seconds_for(self.waiting + rows)
 
-    async def submit(self, rows: Sequence[In], lengths: Sequence[int]) -> list[Out]:
-        """Queue the rows of one request, all of them or none, and wait for their results in order."""
-        self._admit(lengths)
+    def refuse_unless_room(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> None:
+        """Refuse a request of so many rows as `submit` would, before anybody works on it.
+
+        `tokens` are as many as are expected of it; `share` is that of the queue which it may fill, unless it is empty.
+        """
+        self._admit(rows, max(tokens, rows), share)
+
+    async def submit(self, rows: Sequence[In], lengths: Sequence[int], *, later_s: float = 0.0) -> list[Out]:
+        """Queue the rows of one request, all of them or none, and wait for their results in order.
+
+        They stand in the queue as though they had come so many seconds later, or, where that is negative, sooner: so
+        some go before others, and nobody is passed by those who come more than that after them.
+        """
+        if (longest := max(lengths, default=0)) > self._policy.max_cells:
+            raise InputError(f"a row has {longest} tokens; a batch holds {self._policy.max_cells}")
+        self._admit(len(lengths), sum(lengths))
         loop, now = asyncio.get_running_loop(), self._clock()
         replies: list[asyncio.Future[Out]] = []
+        at = bisect_right(self._queue, now + later_s, key=lambda waiting: waiting.place)
+        last = at == len(self._queue)
         for row, length in zip(rows, lengths, strict=True):
             replies.append(loop.create_future())
-            self._queue.append(_Waiting(row, length, now, replies[-1], replies))
+            waiting = _Waiting(row, length, now, now + later_s, replies[-1], replies)
+            if last:
+                self._queue.append(waiting)
+            else:
+                self._queue.insert(at, waiting)
+                at += 1
         self._tokens += sum(lengths)
         self._arrived.set()
         try:
@@ -112,26 +137,28 @@ class Batcher(Generic[In, Out]):
             for reply in replies:
                 reply.cancel()
 
-    def _admit(self, lengths: Sequence[int]) -> None:
-        """Refuse for good what could never run, and for now what the queue has no room for."""
-        policy, tokens = self._policy, sum(lengths)
-        if (longest := max(lengths, default=0)) > policy.max_cells:
-            raise InputError(f"a row has {longest} tokens; a batch holds {policy.max_cells}")
-        if len(lengths) > policy.max_waiting_rows or tokens > policy.max_waiting_tokens:
+    def _admit(self, rows: int, tokens: int, share: float = 1.0) -> None:
+        """Refuse for good what the queue could never hold, and for now what it has no room for."""
+        policy = self._policy
+        if rows > policy.max_waiting_rows or tokens > policy.max_waiting_tokens:
             raise InputError(
-                f"the request has {len(lengths)} rows and {tokens} tokens; "
+                f"the request has {rows} rows and {tokens} tokens; "
                 f"the queue holds {policy.max_waiting_rows} rows and {policy.max_waiting_tokens} tokens"
             )
         if self._closing:
             raise Overloaded("the server is stopping", draining=True)
-        if not self._has_room(len(lengths), tokens):
+        if not self._has_room(rows, tokens, share):
             self._drop_cancelled()
-            if not self._has_room(len(lengths), tokens):
-                raise Overloaded(f"{len(self._queue)} rows with {self._tokens} tokens are waiting")
+            if not self._has_room(rows, tokens, share):
+                raise Overloaded(
+                    f"{len(self._queue)} rows with {self._tokens} tokens are waiting", retry_s=self.wait_s()
+                )
 
-    def _has_room(self, rows: int, tokens: int) -> bool:
-        rows_fit = len(self._queue) + rows <= self._policy.max_waiting_rows
-        return rows_fit and self._tokens + tokens <= self._policy.max_waiting_tokens
+    def _has_room(self, rows: int, tokens: int, share: float) -> bool:
+        if not self._queue:
+            return True
+        rows_fit = len(self._queue) + rows <= ceil(self._policy.max_waiting_rows * share)
+        return rows_fit and self._tokens + tokens <= self._policy.max_waiting_tokens * share
 
     def _drop_cancelled(self) -> None:
         self._queue = deque(waiting for waiting in self._queue if not waiting.reply.done())
@@ -152,7 +179,10 @@ class Batcher(Generic[In, Out]):
                 for waiting, result in zip(batch, results, strict=True):
                     if not waiting.reply.done():
                         waiting.reply.set_result(result)
-            self._observe(self._ran(batch, started, failed))
+            ran = self._ran(batch, started, failed)
+            if not failed:
+                self._pace = self._pace.after(ran.rows, ran.seconds)
+            self._observe(ran)
 
     async def _next(self) -> list[_Waiting[In, Out]]:
         """The next batch, or an empty list once closed and drained."""

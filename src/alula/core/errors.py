@@ -52,11 +52,15 @@ class ManifestError(InputError):
 
 
 class Overloaded(AlulaError):  # noqa: N818 - it is a state, not a defect
-    """The server takes no more for now; nothing was started for this request."""
+    """The server takes no more for now; nothing was started for this request.
 
-    def __init__(self, what: str, *, draining: bool = False) -> None:
+    `retry_s` is how long what waits will take, where that is known.
+    """
+
+    def __init__(self, what: str, *, draining: bool = False, retry_s: float | None = None) -> None:
         super().__init__(what)
         self.draining = draining
+        self.retry_s = retry_s
 
 
 class EngineError(AlulaError):

@@ -108,8 +108,18 @@ class Generator:
         """The most tokens that a prompt and its answer have together."""
         return self.limits.holds
 
-    def add(self, id: int, request: Request, *, given: Feeds = NOTHING_GIVEN, deadline: float = inf) -> None:
+    def add(
+        self,
+        id: int,
+        request: Request,
+        *,
+        given: Feeds = NOTHING_GIVEN,
+        deadline: float = inf,
+        place: float = 0.0,
+    ) -> None:
         """Put a request in the line; `given` is what its sequence is started with, if that is not its source.
+
+        Who has a smaller `place` goes first; of one place who came first.
 
         Raises InputError for what could never be answered, and Overloaded where the line is full.
         """
@@ -118,7 +128,7 @@ class Generator:
         vocabulary = self._session.vocabulary
         _refuse_unknown("the prompt has token", request.prompt, vocabulary)
         _refuse_unknown("logit_bias names token", [at for at, _ in request.sampling.logit_bias], vocabulary)
-        newcomer = entry(id, len(request.prompt), request.stopping.max_tokens, deadline)
+        newcomer = entry(id, len(request.prompt), request.stopping.max_tokens, deadline, place)
         self.state = submit(self.state, self.limits, newcomer)
         self._sequences[id] = _Sequence(
             request=request,

@@ -64,13 +64,15 @@ class Entry:
     """One sequence in the line or at work.
 
     `tokens` are known, of which the cache has the first `cached`; `most` is how many will be run at the most, which
-    is one less than prompt and answer have: the last token answered is never run.
+    is one less than prompt and answer have: the last token answered is never run. `place` is where it stands in the
+    line, in seconds: usually when it came.
     """
 
     id: int
     tokens: int
     most: int
     deadline: float = inf
+    place: float = 0.0
     cached: int = 0
     blocks: int = 0
     preempted: int = 0
@@ -78,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Who waits and who runs, both oldest first; all who run are older than all who wait."""
+    """Who waits, by their places, and who runs, oldest first: they were let in in this order."""
 
     waiting: tuple[Entry, ...] = ()
     running: tuple[Entry, ...] = ()
@@ -108,15 +110,15 @@ class Step:
     preempted: tuple[int, ...] = ()
 
 
-def entry(id: int, prompt: int, max_tokens: int, deadline: float = inf) -> Entry:
+def entry(id: int, prompt: int, max_tokens: int, deadline: float = inf, place: float = 0.0) -> Entry:
     """What the line takes: a request with a prompt of so many tokens, and at most so many answered."""
     assert prompt > 0, "a prompt without tokens"
     assert max_tokens > 0, "an answer without tokens"
-    return Entry(id=id, tokens=prompt, most=prompt + max_tokens - 1, deadline=deadline)
+    return Entry(id=id, tokens=prompt, most=prompt + max_tokens - 1, deadline=deadline, place=place)
 
 
 def submit(state: State, limits: Limits, newcomer: Entry) -> State:
-    """The state with one more at the end of the line.
+    """The state with one more in the line, behind those whose place is not behind its own, and those who have run.
 
     Refuses for good what engine or cache could never hold, and for now what the line has no room for.
     """
@@ -129,7 +131,14 @@ def submit(state: State, limits: Limits, newcomer: Entry) -> State:
         )
     if len(state.waiting) >= limits.waiting:
         raise Overloaded(f"{len(state.waiting)} sequences are waiting")
-    return replace(state, waiting=(*state.waiting, newcomer))
+    behind = len(state.waiting)
+    while behind and _passes(newcomer, state.waiting[behind - 1]):
+        behind -= 1
+    return replace(state, waiting=(*state.waiting[:behind], newcomer, *state.waiting[behind:]))
+
+
+def _passes(newcomer: Entry, other: Entry) -> bool:
+    return newcomer.place < other.place and not other.preempted
 
 
 def plan(state: State, limits: Limits) -> tuple[State, Step]:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
 from alula.serve import answering, bodies, ocr_routes, openapi, v2_routes, written
+from alula.serve.admission import Admitted
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Failure, failure_of
@@ -20,7 +21,7 @@ from alula.serve.events import Events
 from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed, Observer
-from alula.serve.posting import Endpoint, Made, deadline_of, posted, reply, unless_gone
+from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.uploads import fields_of, is_upload
 
@@ -65,7 +66,8 @@ def application(server: Server) -> ASGIApp:
         Route("/docs", _docs),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
-    return Observed(app, Observer(server.metrics, server.options.log_format), routes)
+    admitted = Admitted(app, server.admission, lambda error, path: refusal(failure_of(error), path))
+    return Observed(admitted, Observer(server.metrics, server.options.log_format), routes)
 
 
 def refusal(failure: Failure, path: str) -> Response:
@@ -87,6 +89,7 @@ def _posted(server: Server, path: str, answer: Answer) -> Endpoint:
 
     async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
         fields = _fields(request, body, uploads=uploads)
+        hurried(fields)
         deadline = deadline_of(request, fields, server.options.timeout_s) if path in IN_TIME else None
         return await unless_gone(request, _made(answer(server.catalogue, fields)), deadline)
 

@@ -35,7 +35,7 @@ class Arrays(Batched[Feeds]):
         if not self.by_row:
             admit(self._inputs, self._profile, feeds)
             self._admit(1, "requests")
-            (outputs,) = await self.batcher.submit([feeds], [1])
+            (outputs,) = await self._queued([feeds], [1])
             return outputs
         count = rows_of(feeds)
         self._admit(count, "rows")
@@ -43,7 +43,7 @@ class Arrays(Batched[Feeds]):
         # One row is held to the profile as it is; more of them are cut into what the engine takes.
         least = self._profile.axes[ROWS].min
         admit(self._inputs, self._profile, _again(rows[:1], least))
-        return joined(await self.batcher.submit(rows, [1] * count))
+        return joined(await self._queued(rows, [1] * count))
 
     async def _call(self, rows: list[Feeds]) -> list[Feeds]:
         """Rows of one shape go together, as many as the engine takes of it."""

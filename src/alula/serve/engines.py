@@ -98,9 +98,9 @@ class Engines:
         try:
             if message.kind is not Kind.GENERATE:
                 raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
-            request, within_s = sequences.asked(message)
-            generator = self._generators[message.meta["model"]]
-            generator.add(message.number, request, deadline=self._clock() + within_s)
+            request, within_s, later_s = sequences.asked(message)
+            generator, now = self._generators[message.meta["model"]], self._clock()
+            generator.add(message.number, request, deadline=now + within_s, place=now + later_s)
         except Exception as error:
             return _failure(message.number, error)
         return Message(kind=Kind.RESULT, number=message.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from alula.core.errors import EngineError, InputError, Overloaded
@@ -11,7 +12,10 @@ from alula.serve.supervisor import EngineAway
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = "1"
+LONGEST_RETRY_S = 3_600
+"""Nobody is told to wait longer than this: by then it may well be otherwise."""
+
+REFUSED_KINDS = {401: "unauthorized", 403: "forbidden"}
 
 
 class Refused(InputError):  # noqa: N818 - like Overloaded, what happened to a request
@@ -33,20 +37,29 @@ class Failure:
     message: str
     code: str | None = None
     param: str | None = None
+    retry_s: float | None = None
 
     def body(self, *, openai: bool) -> dict[str, Any]:
         """The JSON to send."""
         if not openai:
             return {"error": self.message, "error_type": self.kind}
-        kind = "invalid_request_error" if self.kind == "validation" else f"{self.kind}_error"
+        ours = self.kind == "validation" or self.status in REFUSED_KINDS
+        kind = "invalid_request_error" if ours else f"{self.kind}_error"
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Whether and when to try again; whose body did not come is listened to no longer."""
+        """Whether and when to try again, and with what; whose body did not come is listened to no longer."""
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         if self.status == 408:
             return {"connection": "close"}
-        return {"retry-after": RETRY_AFTER_S} if self.status in {429, 503} else {}
+        return {"retry-after": self.retry_after} if self.status in {429, 503} else {}
+
+    @property
+    def retry_after(self) -> str:
+        """Whole seconds until there may be room: how long what waits takes, where that was measured."""
+        return str(min(max(1, ceil(self.retry_s or 1)), LONGEST_RETRY_S))
 
 
 def failure_of(error: Exception) -> Failure:
@@ -57,7 +70,9 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, Overloaded):
         if error.draining:
             return Failure(status=503, kind="unhealthy", message=message, code="unavailable")
-        return Failure(status=429, kind="overloaded", message=message, code="overloaded")
+        return Failure(
+            status=429, kind="overloaded", message=message, code="overloaded", retry_s=error.retry_s
+        )
     if isinstance(error, EngineAway):
         return Failure(status=503, kind="unhealthy", message=message, code="unavailable")
     if isinstance(error, EngineError):
@@ -70,5 +85,5 @@ def failure_of(error: Exception) -> Failure:
 def _refusal(error: InputError) -> Failure:
     if not isinstance(error, Refused):
         return Failure(status=400, kind="validation", message=str(error))
-    kind = "validation" if error.status < 500 else "timeout"
+    kind = "timeout" if error.status >= 500 else REFUSED_KINDS.get(error.status, "validation")
     return Failure(status=error.status, kind=kind, message=str(error), code=error.code, param=error.param)

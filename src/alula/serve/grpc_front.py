@@ -17,8 +17,9 @@ import grpc
 from alula.core.errors import InputError
 from alula.serve import deadlines, grpc_tensors
 from alula.serve.deadlines import Deadline
-from alula.serve.errors import RETRY_AFTER_S, Failure, Refused, failure_of
+from alula.serve.errors import Failure, Refused, failure_of
 from alula.serve.front import CUT_OFF_S
+from alula.serve.grpc_admission import Admitting, identified
 from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
 from alula.serve.inference import described, found, infer, server_metadata
@@ -27,6 +28,7 @@ from alula.serve.records import Record, current
 from alula.serve.server import Server
 
 SERVICE = f"{INFERENCE}.GRPCInferenceService"
+OPEN = frozenset(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady"))
 HEALTHS = classes(HEALTH, HEALTH_MESSAGES)
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_S = 0.25
@@ -34,6 +36,8 @@ WATCH_S = 0.25
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -61,6 +65,7 @@ class GrpcFront:
                 ("grpc.so_reuseport", 0),
             ),
             maximum_concurrent_rpcs=options.max_connections,
+            interceptors=(Admitting(server.admission, _is_open, self._refused),),
         )
         self._grpc.add_generic_rpc_handlers((self._inference(), self._health()))
         try:
@@ -125,8 +130,7 @@ class GrpcFront:
                 except Exception as error:  # the edge of the process: whatever it is becomes a status
                     failure = failure_of(error)
                     record.status = failure.status
-                    again = (("retry-after", RETRY_AFTER_S),) if "retry-after" in failure.headers else ()
-                    return await context.abort(_code(failure), failure.message, (*trailing, *again))
+                    return await context.abort(_code(failure), failure.message, (*trailing, *_again(failure)))
                 record.status = 200
                 context.set_trailing_metadata(trailing)
                 return made
@@ -136,7 +140,8 @@ class GrpcFront:
     async def _infer(self, request: Any, context: Any) -> Any:
         """`ModelInfer`: let in, answered, and told, as over HTTP."""
         server, began = self._server, monotonic()
-        with server.bodies.held() as take:
+        caller = identified(server.admission, context.invocation_metadata())
+        with server.admission.passed(caller), server.bodies.held() as take:
             server.gate.refuse_unless_open()
             if (size := request.ByteSize()) > server.largest_tensors:
                 raise Refused(
@@ -214,6 +219,14 @@ class GrpcFront:
         record = record_of(scope, path, request_id_of(scope).decode())
         return self._observer.observed(record)
 
+    async def _refused(self, error: Exception, path: str, context: Any) -> None:
+        """End a call that is not let in."""
+        failure = failure_of(error)
+        with self._observed(path, context) as record:
+            record.status = failure.status
+            trailing = (("x-request-id", record.id), *_again(failure))
+            await context.abort(_code(failure), failure.message, trailing)
+
 
 def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Any:
     return grpc.unary_unary_rpc_method_handler(
@@ -251,6 +264,16 @@ def _scope(path: str, context: Any) -> dict[str, Any]:
 
 def _code(failure: Failure) -> Any:
     return CODES.get(failure.status, grpc.StatusCode.INTERNAL)
+
+
+def _again(failure: Failure) -> tuple[tuple[str, str], ...]:
+    """When to try again, as metadata."""
+    return (("retry-after", failure.retry_after),) if "retry-after" in failure.headers else ()
+
+
+def _is_open(path: str) -> bool:
+    """Whether a method is answered without a key: those that watch the health."""
+    return path in OPEN or path.startswith(f"/{HEALTH}.")
 
 
 def _left(context: Any) -> float | None:

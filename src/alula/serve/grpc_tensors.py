@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from alula.core.errors import InputError
-from alula.serve import v2
+from alula.serve import terms, v2
 from alula.serve.grpc_messages import INFERENCE, INFERENCE_MESSAGES, classes
 from alula.serve.inference import VERSION, Answered, Asked, Described
 from alula.serve.tensors import (
@@ -40,9 +40,12 @@ CONTENTS: Mapping[str, str] = {
 
 def asked(request: Any) -> Asked:
     """What a `ModelInferRequest` asks for."""
-    timeout = _parameters(request.parameters, "the request", ("timeout",)).get("timeout")
+    given = _parameters(request.parameters, "the request", ("timeout", "priority"))
+    timeout, priority = given.get("timeout"), given.get("priority")
     if timeout is not None and (type(timeout) is not int or timeout < 0):
         raise InputError("parameter timeout is no whole number of microseconds")
+    if priority is not None and type(priority) is not int:
+        raise InputError("parameter priority is no whole number")
     for output in request.outputs:
         _parameters(output.parameters, f"output {output.name!r}", ())
     return Asked(
@@ -52,6 +55,7 @@ def asked(request: Any) -> Asked:
         inputs=_inputs(request),
         outputs=tuple(output.name for output in request.outputs),
         within_s=v2.microseconds(timeout),
+        priority=terms.numbered(priority),
     )
 
 

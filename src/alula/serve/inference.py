@@ -11,10 +11,12 @@ import numpy as np
 from alula import __version__
 from alula.core.errors import EngineError, InputError
 from alula.core.tensor import Array, Feeds
+from alula.serve import terms
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.errors import Refused
 from alula.serve.tensor_inputs import givers, takes
 from alula.serve.tensors import Slot, Tensor
+from alula.serve.terms import Priority
 
 VERSION = "1"
 """Of every model: a bundle is served in one version, and a new one takes its place under the same name."""
@@ -24,7 +26,10 @@ NAME = "alula"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """One request; without names of `outputs` all of them are wanted, without `within_s` the server's word holds."""
+    """One request; without names of `outputs` all of them are wanted, without `within_s` the server's word holds.
+
+    Nor does it say how urgent it is without a `priority`.
+    """
 
     model: str
     version: str = ""
@@ -32,6 +37,7 @@ class Asked:
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[str, ...] = ()
     within_s: float | None = None
+    priority: Priority | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +62,7 @@ class Described:
 async def infer(catalogue: Catalogue, asked: Asked) -> Answered:
     """Answer one request; it is joined with others as those of every route are."""
     service = found(catalogue, asked.model, asked.version)
+    terms.ask(asked.priority)
     feeds = _by_name(asked.inputs)
     wanted = _wanted(service, asked.outputs)
     outputs = await givers(service, feeds)

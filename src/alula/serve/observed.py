@@ -126,6 +126,7 @@ def _described(record: Record) -> Iterator[tuple[str, Any]]:
     yield "compute_ms", _ms(record.compute_s)
     yield "first_token_ms", _ms(record.first_s)
     yield "degraded", record.degraded
+    yield "caller", record.caller
     yield "client", record.client
 
 

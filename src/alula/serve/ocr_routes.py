@@ -20,7 +20,7 @@ from alula.serve.errors import failure_of
 from alula.serve.events import Events, LineStream
 from alula.serve.page_reading import Asked, asked, one_page
 from alula.serve.page_streams import Documents, document
-from alula.serve.posting import Endpoint, Made, deadline_of, posted, reply, unless_gone
+from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.uploads import fields_of, is_upload
 
@@ -83,6 +83,7 @@ def _weight(said: str) -> float:
 def _posted(server: Server, answer: Answer) -> Endpoint:
     async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
         fields = _fields(request, body)
+        hurried(fields)
         # Pages are answers that are written, and have their limit.
         deadline = deadline_of(request, fields, UNSAID_S)
         return await unless_gone(request, answer(request, fields, deadline), deadline)

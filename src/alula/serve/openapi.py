@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from alula import __version__
-from alula.serve import deadlines, openapi_pages, openapi_tensors, openapi_writing
+from alula.serve import deadlines, openapi_pages, openapi_tensors, openapi_writing, terms
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
@@ -22,6 +22,12 @@ TIMEOUT = {
     "maximum": deadlines.LONGEST_S,
     "description": "seconds until 504; X-Request-Timeout-Ms says the same in milliseconds",
 }
+PRIORITY = {
+    "enum": list(terms.PRIORITIES),
+    "default": "normal",
+    "description": "how urgent it is; X-Priority says the same",
+}
+SOON = {"timeout": TIMEOUT, "priority": PRIORITY}
 DIRECTION = {"enum": ["right"], "default": "right", "description": "which end of a text is cut off"}
 OPTIONS = {
     "aggregation_strategy": {
@@ -43,7 +49,7 @@ def document() -> dict[str, Any]:
             "/v1/chat/completions": _streaming(
                 _post(
                     "The next message of a conversation, as OpenAI has it",
-                    openapi_writing.CHAT,
+                    {**openapi_writing.CHAT, "priority": PRIORITY},
                     ["messages"],
                     openapi_writing.CHAT_EXAMPLE,
                 )
@@ -51,7 +57,7 @@ def document() -> dict[str, Any]:
             "/v1/completions": _streaming(
                 _post(
                     "How texts go on, as OpenAI has it; or what an encoder-decoder makes of them",
-                    openapi_writing.COMPLETION,
+                    {**openapi_writing.COMPLETION, "priority": PRIORITY},
                     ["prompt"],
                     openapi_writing.COMPLETION_EXAMPLE,
                 )
@@ -64,7 +70,7 @@ def document() -> dict[str, Any]:
                     "encoding_format": {"enum": ["float", "base64"], "default": "float"},
                     "dimensions": COUNT,
                     "user": TEXT,
-                    "timeout": TIMEOUT,
+                    **SOON,
                 },
                 ["input"],
                 {"input": ["A parrot sat on the fence.", "There is a bird outside."]},
@@ -78,7 +84,7 @@ def document() -> dict[str, Any]:
                     "truncation_direction": DIRECTION,
                     "dimensions": COUNT,
                     "model": MODEL,
-                    "timeout": TIMEOUT,
+                    **SOON,
                 },
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
@@ -89,7 +95,7 @@ def document() -> dict[str, Any]:
                     "inputs": TEXTS,
                     "add_special_tokens": {**FLAG, "default": True},
                     "model": MODEL,
-                    "timeout": TIMEOUT,
+                    **SOON,
                 },
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
@@ -118,7 +124,7 @@ def document() -> dict[str, Any]:
                         "truncate": TRUNCATE,
                         "truncation_direction": DIRECTION,
                         "model": MODEL,
-                        "timeout": TIMEOUT,
+                        **SOON,
                     },
                     [],
                     {"inputs": "A parrot sat on the fence."},
@@ -127,7 +133,7 @@ def document() -> dict[str, Any]:
             "/ocr": _of_pages(
                 _post(
                     "What stands on a page, by the published schema or as text",
-                    {**openapi_pages.PAGE, "timeout": TIMEOUT},
+                    {**openapi_pages.PAGE, **SOON},
                     ["inputs"],
                     openapi_pages.EXAMPLE,
                 ),
@@ -139,7 +145,7 @@ def document() -> dict[str, Any]:
                 _post(
                     "The pages of a PDF, a TIFF or an image, each as a line as soon as it is read; the last line is a "
                     "summary, or an error",
-                    {**openapi_pages.DOCUMENT, "timeout": TIMEOUT},
+                    {**openapi_pages.DOCUMENT, **SOON},
                     ["inputs"],
                     openapi_pages.EXAMPLE,
                 ),
@@ -156,7 +162,7 @@ def document() -> dict[str, Any]:
                     "truncate": TRUNCATE,
                     "truncation_direction": DIRECTION,
                     "model": MODEL,
-                    "timeout": TIMEOUT,
+                    **SOON,
                 },
                 ["query", "texts"],
                 {"query": "Which bird talks?", "texts": ["Parrots can talk.", "Fences cannot."]},
@@ -203,6 +209,8 @@ def _post(
     answers = {
         "200": _answer("the answer"),
         "400": _answer("the request cannot be used as it is"),
+        "401": _answer("a key is needed, or is not known"),
+        "403": _answer("the key may not ask for this priority"),
         "404": _answer("no such model, or none with this task"),
         "405": METHOD,
         "408": _answer("the body did not arrive in time"),

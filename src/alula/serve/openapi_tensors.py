@@ -41,6 +41,12 @@ INFER: dict[str, Any] = {
     "parameters": _object(
         [],
         timeout={"type": "integer", "minimum": 0, "description": "microseconds; 0 leaves it to the server"},
+        priority={
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 3,
+            "description": "1 is high, 2 normal, 3 low; 0 leaves it to the server",
+        },
         binary_data_output={
             "type": "boolean",
             "default": False,

@@ -34,6 +34,10 @@ class ServeOptions:
     Of each model that writes: `cache_bytes` is what keys and values may take, None for what fits the machine,
     `max_sequences` how many answers are written at once, `max_waiting` how many more may wait, and `answer_timeout_s`
     how long one may take, its wait included.
+
+    Where there are keys, in `keys_file` or in `api_keys` (lines of such a file with semicolons between them), nobody is
+    answered without one, but for health and, unless the server is `private`, metrics and docs. `key_requests` may be in
+    flight of each key and `key_per_minute` may come, 0 for any number; without keys both hold for everybody together.
     """
 
     bundles: tuple[Path, ...] = setting((), "Folders of bundles.")
@@ -74,6 +78,18 @@ class ServeOptions:
     run_timeout_s: float = setting(
         120.0, "Seconds an engine call may take before it counts as hung.", above=0
     )
+    keys_file: str = setting(
+        "", "File of API keys, lines of NAME KEY.", metavar="FILE", unset="no key is needed"
+    )
+    api_keys: str = setting(
+        "",
+        "API keys, semicolons between them; better in a file or in the environment.",
+        secret=True,
+        metavar="KEYS",
+    )
+    key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0)
+    key_per_minute: int = setting(0, "Requests of one key a minute; 0 for any number.", least=0)
+    private: bool = setting(False, "Ask for a key for metrics and docs, too.")
     log_format: LogFormat = setting("none", "Access log on stderr.")
     engine_command: tuple[str, ...] = ENGINE_COMMAND
 

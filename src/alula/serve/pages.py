@@ -78,7 +78,7 @@ class Pages(Uploaded[Page]):
             sizes = self._sizes(page)
             # Refused by itself, and not together with the pages of others that it would be run with.
             self._profile.padded({**sizes, "batch": 1}, keep=sizes)
-            (output,) = await self.batcher.submit([page], [sizes.get("width", 1)])
+            (output,) = await self._queued([page], [sizes.get("width", 1)])
             return await loop.run_in_executor(self._decoders, read, output, page)
 
     def _boxes(self, output: Feeds, page: Page) -> list[dict[str, Any]]:

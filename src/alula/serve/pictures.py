@@ -55,7 +55,7 @@ class Uploaded(Batched[T]):
         }
         # Refused by itself, and not together with the images of others that it would be run with.
         self._profile.padded({**sizes, "batch": 1}, keep=sizes.keys() - {"width"} if self.pads else sizes)
-        return await self.batcher.submit(rows, [sizes.get("width", 1)] * len(rows))
+        return await self._queued(rows, [sizes.get("width", 1)] * len(rows))
 
     @abstractmethod
     def _rows(self, batch: Pixels) -> list[T]:
@@ -96,7 +96,7 @@ class Pictures(Uploaded[Pixels]):
         finally:
             for each in decoding:
                 each.cancel()
-        return await self.batcher.submit(pixels, [self._cost(image) for image in pixels])
+        return await self._queued(pixels, [self._cost(image) for image in pixels])
 
     def _rows(self, batch: Pixels) -> list[Pixels]:
         return list(batch) if isinstance(self.codec, RecognitionCodec) else self.codec.rows(batch)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from alula.serve import bodies, deadlines
+from alula.serve import bodies, deadlines, terms
 from alula.serve.bodies import Fields
 from alula.serve.deadlines import Deadline
 from alula.serve.events import Events, EventStream
@@ -89,6 +89,11 @@ def deadline_of(request: Request, fields: Fields, default_s: float) -> Deadline:
     said = in_header(request)
     asked = deadlines.from_field(fields.some((deadlines.FIELD,)).get(deadlines.FIELD))
     return Deadline.after(deadlines.allowed(said, asked, default=default_s), monotonic())
+
+
+def hurried(fields: Fields) -> None:
+    """Take from a body how urgent it is."""
+    terms.ask(terms.from_field(fields.some((terms.FIELD,)).get(terms.FIELD)))
 
 
 def in_header(request: Request) -> float | None:

@@ -48,7 +48,7 @@ class Record:
     Bodies are digested where somebody reads of it (`digests`).
     `items` are texts, images, rows or answers that were asked for, `tokens` those read, `written` those written,
     `pixels` of images as they came, `input` begins the SHA-256 of the body, `degraded` says by what it was answered
-    instead. `failed` is what a stream ended with whose status was out already.
+    instead, `caller` is the name of its key. `failed` is what a stream ended with whose status was out already.
     """
 
     id: str
@@ -73,6 +73,7 @@ class Record:
     queue_s: float | None = None
     compute_s: float | None = None
     degraded: str = ""
+    caller: str = ""
     failed: int | None = None
     spans: list[Span] = field(default_factory=list)
 

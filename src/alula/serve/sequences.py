@@ -32,8 +32,8 @@ class Load:
     preempted: int = 0
 
 
-def asking(number: int, model: int, request: Request, within_s: float) -> Message:
-    """A request as a message; whoever reads it counts `within_s` from then on."""
+def asking(number: int, model: int, request: Request, within_s: float, later_s: float = 0.0) -> Message:
+    """A request as a message; whoever reads it counts both times from then on, `later_s` for its place in the line."""
     sampling, stopping = asdict(request.sampling), asdict(request.stopping)
     bias = sampling.pop("logit_bias")
     arrays: dict[str, Array] = {
@@ -44,12 +44,18 @@ def asking(number: int, model: int, request: Request, within_s: float) -> Messag
         "bias": np.array([value for _, value in bias], dtype=np.float64),
         **{f"{SEEN}{name}": array for name, array in request.seen.items()},
     }
-    meta = {"model": model, "sampling": sampling, "stopping": stopping, "within_s": within_s}
+    meta = {
+        "model": model,
+        "sampling": sampling,
+        "stopping": stopping,
+        "within_s": within_s,
+        "later_s": later_s,
+    }
     return Message(kind=Kind.GENERATE, number=number, meta=meta, arrays=arrays)
 
 
-def asked(message: Message) -> tuple[Request, float]:
-    """The request of a message, and the seconds it may take."""
+def asked(message: Message) -> tuple[Request, float, float]:
+    """The request of a message, the seconds it may take, and those by which its place in the line is moved."""
     arrays, meta = message.arrays, message.meta
     bias = zip(arrays["biased"].tolist(), arrays["bias"].tolist(), strict=True)
     stopping = {**meta["stopping"], "stop": tuple(meta["stopping"]["stop"])}
@@ -60,7 +66,7 @@ def asked(message: Message) -> tuple[Request, float]:
         sampling=Sampling(**meta["sampling"], logit_bias=tuple(bias)),
         stopping=Stopping(**stopping, end_tokens=tuple(arrays["end_tokens"].tolist())),
     )
-    return request, meta["within_s"]
+    return request, meta["within_s"], meta["later_s"]
 
 
 def cancelling(number: int, model: int) -> Message:

@@ -11,6 +11,7 @@ from alula.bundles import Bundle
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
 from alula.core.words import TENSORS
+from alula.serve.admission import Admission
 from alula.serve.arrays import Arrays
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Bodies, Gatekeeper
@@ -35,6 +36,7 @@ class Server:
         self.options = options
         self.bundles = tuple(bundles)
         self.metrics = Metrics()
+        self.admission = Admission.of(options)
         self.gate = Gatekeeper()
         self.bodies = Bodies(max(options.max_bodies_bytes, options.max_body_bytes, options.max_image_bytes))
         self.catalogue = Catalogue(services=())

@@ -15,6 +15,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
+from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
@@ -67,7 +68,11 @@ class Batched(ABC, Generic[T]):
         """Refuse a request before any work: for good if it brings too many, for now if there is no room."""
         if count > self._max_client_batch:
             raise Refused(f"{count} {what} in one request; the limit is {self._max_client_batch}", status=413)
-        self.batcher.refuse_unless_room(count)
+        self.batcher.refuse_unless_room(count, share=terms.current().share)
+
+    async def _queued(self, rows: Sequence[T], lengths: Sequence[int]) -> list[Feeds]:
+        """The outputs of the rows of a request, which wait as urgently as it is."""
+        return await self.batcher.submit(rows, lengths, later_s=terms.current().later_s)
 
     @abstractmethod
     async def _call(self, rows: list[T]) -> list[Feeds]:
@@ -87,7 +92,7 @@ class Service(Batched[Row]):
     ) -> tuple[Sequence[Row], list[Feeds]]:
         """The rows of one request and their outputs; refused before any work if they are too many."""
         rows = await self.read(count, characters, encode)
-        return rows, await self.batcher.submit(rows, [max(len(row.ids), 1) for row in rows])
+        return rows, await self._queued(rows, [max(len(row.ids), 1) for row in rows])
 
     async def read(self, count: int, characters: int, encode: Callable[[], R]) -> R:
         """What the tokenizer makes of so many texts; refused before any work if they are too many."""

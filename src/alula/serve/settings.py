@@ -157,7 +157,8 @@ class Resolved:
 
 def setting(default: Any, help: str, **told: Any) -> Any:
     """A field of a dataclass that can be set; `told` is what `Told` has."""
-    return field(default=default, metadata={"told": Told(help=help, **told)})
+    said = Told(help=help, **told)
+    return field(default=default, repr=not said.secret, metadata={"told": said})
 
 
 @cache

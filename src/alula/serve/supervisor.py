@@ -102,6 +102,7 @@ class Supervisor:
         requests: Sequence[Request],
         within_s: float,
         observe: Callable[[int, Piece], None],
+        later_s: float = 0.0,
     ) -> Stream:
         """Put answers in the line, all of them or none; whoever has the stream must `leave` it at last.
 
@@ -116,7 +117,7 @@ class Supervisor:
             await self._ask(
                 current,
                 [
-                    sequences.asking(number, model, request, within_s)
+                    sequences.asking(number, model, request, within_s, later_s)
                     for number, request in zip(stream.numbers, requests, strict=True)
                 ],
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alula.core.errors import InputError
-from alula.serve import bodies, deadlines
+from alula.serve import bodies, deadlines, terms
 from alula.serve.bodies import Fields
 from alula.serve.errors import Refused
 from alula.serve.inference import VERSION, Answered, Asked, Described
@@ -69,6 +69,7 @@ def asked(body: bytes, header_length: str | None, model: str, version: str) -> t
     parameters = fields.within("parameters")
     binary = parameters.get("binary_data_output", bool, default=False)
     within_s = microseconds(parameters.maybe("timeout", int))
+    priority = terms.numbered(parameters.maybe("priority", int))
     parameters.done()
     wanted = fields.maybe("outputs", list) or []
     outputs = dict(_output(one, f"outputs[{at}]", binary) for at, one in enumerate(_list(wanted)))
@@ -82,6 +83,7 @@ def asked(body: bytes, header_length: str | None, model: str, version: str) -> t
         inputs=tensors,
         outputs=tuple(outputs),
         within_s=within_s,
+        priority=priority,
     )
     return request, Wish(binary=binary, outputs=outputs)
 

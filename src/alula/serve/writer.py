@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from itertools import takewhile
+from math import ceil
 from time import monotonic
 from typing import Any, TypeVar
 
+from alula.batching import Pace
 from alula.bundles import Bundle
 from alula.codecs import Patches, decode
 from alula.core.errors import AlulaError, EngineError, Overloaded
 from alula.generate import Piece, Request
 from alula.prompting import Prompts
+from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
@@ -55,6 +58,7 @@ class Writer:
         self._options = options
         self._metrics = metrics
         self._seen: dict[Stream, int] = {}
+        self._pace, self._last_end = Pace(), 0.0
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
 
     @property
@@ -124,8 +128,11 @@ class Writer:
                 status=413,
             )
         there = self._supervisor.writing(self._model)
-        if there + answers > most:
-            raise Overloaded(f"{there} answers are being written or wait, and {most} is the limit")
+        if there and there + answers > ceil(most * terms.current().share):
+            raise Overloaded(
+                f"{there} answers are being written or wait, and {most} is the limit",
+                retry_s=self._pace.seconds_for(max(1, there + answers - most)),
+            )
 
     async def room(self) -> None:
         """Wait for room for one more answer, and for an engine that is being started again; as long as one may take."""
@@ -152,8 +159,10 @@ class Writer:
             )
         within_s = self._options.answer_timeout_s
         until = monotonic() + within_s
-        seen = _Seen(self._metrics, self.name, len(requests))
-        stream = await self._supervisor.write(self._model, requests, within_s, seen.piece)
+        seen = _Seen(self._metrics, self.name, len(requests), self._ended)
+        stream = await self._supervisor.write(
+            self._model, requests, within_s, seen.piece, terms.current().later_s
+        )
         self._seen[stream] = size
         self._metrics.prompts(self.name, sum(request.read for request in requests))
         return Answers(stream, until, within_s, self._close)
@@ -169,6 +178,11 @@ class Writer:
                 if monotonic() >= until:
                     raise
             await asyncio.sleep(ROOM_S)
+
+    def _ended(self, began: float, now: float) -> None:
+        """Note an answer that has ended, and the time since the one before it, or since there was any."""
+        self._pace = self._pace.after(1, now - max(began, self._last_end))
+        self._last_end = now
 
     def _close(self, stream: Stream) -> None:
         self._seen.pop(stream, None)
@@ -217,14 +231,20 @@ class Answers:
 class _Seen:
     """Times of the answers of one request, told to the metrics as pieces come from the engine."""
 
-    def __init__(self, metrics: Metrics, model: str, count: int) -> None:
+    def __init__(
+        self, metrics: Metrics, model: str, count: int, ended: Callable[[float, float], None]
+    ) -> None:
         self._metrics = metrics
         self._model = model
+        self._ended = ended
+        self._begin = monotonic()
         self._last = [monotonic()] * count
         self._begun = [False] * count
 
     def piece(self, at: int, piece: Piece) -> None:
         """One piece more."""
+        if piece.ending:
+            self._ended(self._begin, monotonic())
         if not piece.tokens:
             return
         now = monotonic()
