@@ -10,7 +10,12 @@ from gpus import REASON
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What no GPU proved is said at the end, where it is read."""
+    """What no GPU and no browser proved is said at the end, where it is read."""
+    unseen = [r for r in terminalreporter.stats.get("skipped", []) if "NO BROWSER" in str(r.longrepr)]
+    if unseen:
+        terminalreporter.write_sep(
+            "!", f"{len(unseen)} skips: the page at / was seen by NO BROWSER", yellow=True
+        )
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if "NOT RUN ON A GPU" in str(r.longrepr)]
     if skipped:
         terminalreporter.write_sep(

@@ -212,6 +212,45 @@ def test_a_document_comes_page_by_page_in_order(server: Running) -> None:
     assert [page["index"] for page in some[:-1]] == [1, 5, 6]
 
 
+@pytest.mark.parametrize("content", ["PDF", "TIFF"])
+def test_each_page_comes_behind_its_picture_where_that_is_asked_for(server: Running, content: str) -> None:
+    document = pdfs.numbered(3) if content == "PDF" else tiff(3)
+    form = {"pictures": "true", "max_tokens": "2"}
+    answered = lines(server.client.post("/ocr/pdf", data=form, files={"f": ("s", document)}))
+    assert [next(iter(line)) for line in answered] == [*("picture", "index") * 3, "summary"]
+    for at in range(3):
+        picture, page = answered[2 * at : 2 * at + 2]
+        assert picture["picture"]["index"] == page["index"] == at
+        head, data = picture["picture"]["data"].split(",")
+        assert head == "data:image/jpeg;base64"
+        with Image.open(io.BytesIO(base64.b64decode(data))) as drawn:
+            assert max(drawn.size) <= 1_600
+            assert drawn.width / drawn.height == pytest.approx(page["width"] / page["height"], rel=0.02)
+    refused = server.client.post("/ocr/pdf?pictures=yes", content=document, headers=PDF)
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        "pictures is 'yes', expected true or false",
+    )
+
+
+def test_the_page_shows_what_is_read_of_a_pdf(server: Running) -> None:
+    pytest.importorskip("playwright", reason="NO BROWSER: pip install playwright")
+    import browser  # noqa: PLC0415 - needs playwright
+    from playwright.sync_api import FilePayload  # noqa: PLC0415
+
+    with browser.chromium() as chromium:
+        visit = browser.Visit(chromium.new_page(), server.url)
+        visit.go("pages")
+        visit.page.get_by_label("Tokens a page").fill("4")
+        file = FilePayload(name="s.pdf", mimeType="application/pdf", buffer=pdfs.numbered(2))
+        visit.page.set_input_files("main input[type=file]", file)
+        visit.page.wait_for_selector(".drop-row > .told:not(.dim)")
+        assert "s.pdf: 2 pages in" in visit.page.inner_text(".drop-row > .told")
+        assert visit.page.locator(".sheet .page-image").count() == 2
+        assert visit.page.locator(".sheet .markdown").count() == 2
+        assert (visit.complaints, visit.elsewhere) == ([], [])
+
+
 def test_a_broken_page_loses_no_other(server: Running) -> None:
     sizes = (b"200 300", b"1 300000000", b"200 300")
     content = pdfs.pages_of([b"/MediaBox [0 0 %s]" % size for size in sizes])

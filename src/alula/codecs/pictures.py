@@ -103,12 +103,14 @@ def decode_sheet(
     return Sheet(pixels=np.array(upright), size=(height, width), dpi=dpi, frames=frames)
 
 
-def to_jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    """Pixels (height, width, colour) as a JPEG file."""
+def to_jpeg(pixels: NDArray[np.uint8], *, within: int | None = None) -> bytes:
+    """Pixels (height, width, colour) as a JPEG file, no side of which is longer than `within`."""
     from PIL import Image as pillow  # noqa: PLC0415, N813
 
-    file = io.BytesIO()
-    pillow.fromarray(pixels).save(file, "JPEG", quality=_JPEG_QUALITY)
+    file, picture = io.BytesIO(), pillow.fromarray(pixels)
+    if within is not None:
+        picture.thumbnail((within, within), reducing_gap=2.0)
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY)
     return file.getvalue()
 
 

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, ocr_routes, openapi, v2_routes, written
+from alula.serve import answering, bodies, ocr_routes, openapi, v2_routes, web, written
 from alula.serve.admission import Admitted
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
@@ -57,13 +57,12 @@ def application(server: Server) -> ASGIApp:
         Route(MODEL, _model(server)),
         *ocr_routes.routes(server),
         *v2_routes.routes(server),
-        Route("/", _to_docs),
+        *web.routes(),
         Route("/info", _got(lambda: info(server))),
         *(Route(path, _live(server)) for path in ("/health/live", "/livez")),
         *(Route(path, _ready(server)) for path in ("/health/ready", "/readyz", "/health")),
         Route("/metrics", _metrics(server)),
         Route("/openapi.json", _got(openapi.document)),
-        Route("/docs", _docs),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
     admitted = Admitted(app, server.admission, lambda error, path: refusal(failure_of(error), path))
@@ -146,14 +145,6 @@ def _metrics(server: Server) -> Callable[[Request], Awaitable[Response]]:
         return Response(server.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return endpoint
-
-
-async def _to_docs(request: Request) -> Response:
-    return RedirectResponse("docs")
-
-
-async def _docs(request: Request) -> Response:
-    return HTMLResponse(openapi.page())
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -53,7 +53,9 @@ def routes(server: Server) -> list[Route]:
         said = fields.get("pages", str, "")
         password = fields.maybe("password", str)
         selection = Selection.parse(said) if said else Selection()
-        return await document(documents, asked(server.catalogue, fields), selection, password, deadline)
+        pictures = fields.get("pictures", bool, default=False)
+        one = asked(server.catalogue, fields)
+        return await document(documents, one, selection, password, deadline, pictures=pictures)
 
     return [
         Route(PAGE, _posted(server, page), methods=["POST"]),

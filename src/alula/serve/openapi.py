@@ -1,9 +1,7 @@
-"""The description of the endpoints, and a page that shows it without anything from elsewhere."""
+"""The description of the endpoints."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from alula import __version__
@@ -273,9 +271,3 @@ def _answer(description: str, kind: str = "application/json") -> dict[str, Any]:
 NAMED = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 
 METHOD = _answer("the path takes another method, which Allow names")
-
-
-@cache
-def page() -> str:
-    """`GET /docs`: lists what the document describes, with a form to try it."""
-    return resources.files("alula.serve").joinpath("docs.html").read_text(encoding="utf-8")

@@ -50,6 +50,11 @@ DOCUMENT: dict[str, dict[str, Any]] = {
     **COMMON,
     "pages": {**TEXT, "description": "which pages, such as 1-3,7,10-; by default all"},
     "password": {**TEXT, "description": "of a locked PDF"},
+    "pictures": {
+        "type": "boolean",
+        "default": False,
+        "description": "before each page a line with its picture, a JPEG as a data URL",
+    },
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from alula.codecs import to_jpeg
 from alula.core.errors import AlulaError, InputError, Overloaded
 from alula.documents import Notice, Page, Scan, page_to_json
 from alula.documents.formats import SCHEMA
@@ -29,6 +31,9 @@ MOST_DOCUMENTS = 4
 
 PAGES_AT_ONCE = 4
 """Of one document that are read, or are read and wait for one before them."""
+
+PICTURE_SIDE = 1_600
+"""The longer side of a page's picture that is sent along, in pixels at most."""
 
 
 class Documents:
@@ -99,12 +104,19 @@ def _on_disk(file: Upload) -> Generator[Path]:
         yield path
 
 
-async def document(
-    documents: Documents, asked: Asked, selection: Selection, password: str | None, deadline: Deadline
+async def document(  # noqa: PLR0913 - what a request may say
+    documents: Documents,
+    asked: Asked,
+    selection: Selection,
+    password: str | None,
+    deadline: Deadline,
+    *,
+    pictures: bool = False,
 ) -> Events:
     """A document's pages as they are read, in their order, and a summary; refused while nothing of it was sent.
 
-    Raises InputError for a file that cannot be opened. Whoever has it must close it.
+    With `pictures` each page comes behind its picture. Raises InputError for a file that cannot be opened. Whoever
+    has it must close it.
     """
     asked.writer.refuse_unless_room(1)
     if kind_of_bytes(asked.file.content) == "video":
@@ -119,18 +131,20 @@ async def document(
         opened.close()
         raise InputError(first.message)
     without_content = replace(asked, file=replace(asked.file, content=b""))
-    reading = _Reading(without_content, opened, first, deadline)
+    reading = _Reading(without_content, opened, first, deadline, pictures=pictures)
     return Events(objects=reading.lines(), close=reading.close)
 
 
 class _Reading:
     """One document on its way through the batch."""
 
-    def __init__(self, asked: Asked, opened: Opened, first: Taken | None, deadline: Deadline) -> None:
-        self._asked, self._opened, self._deadline = asked, opened, deadline
-        self._line: asyncio.Queue[asyncio.Task[Page] | None] = asyncio.Queue()
+    def __init__(
+        self, asked: Asked, opened: Opened, first: Taken | None, deadline: Deadline, *, pictures: bool
+    ) -> None:
+        self._asked, self._opened, self._deadline, self._pictures = asked, opened, deadline, pictures
+        self._line: asyncio.Queue[asyncio.Task[tuple[Page, bytes | None]] | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._pages: set[asyncio.Task[Page]] = set()
+        self._pages: set[asyncio.Task[tuple[Page, bytes | None]]] = set()
         self._begun = monotonic()
         self._feeding = asyncio.ensure_future(self._feed(first))
 
@@ -138,10 +152,10 @@ class _Reading:
         """Each page as the schema has it, and last what came of all."""
         count, failed, skipped = 0, 0, 0
         while (reading := await self._in_time(self._line.get())) is not None:
-            page = await self._in_time(reading)
+            page, picture = await self._in_time(reading)
             count, failed = count + 1, failed + page.noticed("failed")
             skipped += page.noticed("skipped")
-            yield [page_to_json(page)]
+            yield [*([] if picture is None else [_shown(page, picture)]), page_to_json(page)]
             self._room.release()
         await self._feeding
         summary = {
@@ -168,7 +182,7 @@ class _Reading:
         try:
             while one is not None:
                 await self._room.acquire()
-                reading = asyncio.ensure_future(self._page(one))
+                reading = asyncio.ensure_future(self._pictured(one))
                 self._pages.add(reading)
                 reading.add_done_callback(self._pages.discard)
                 self._line.put_nowait(reading)
@@ -176,6 +190,14 @@ class _Reading:
         finally:
             self._opened.close()
             self._line.put_nowait(None)
+
+    async def _pictured(self, one: Taken) -> tuple[Page, bytes | None]:
+        """A page, and its picture where that is asked for and the page could be opened."""
+        picture = None
+        if self._pictures and isinstance(one, Scan):
+            pixels = one.pixels
+            picture = await self._asked.writer.aside(lambda: to_jpeg(pixels, within=PICTURE_SIDE))
+        return await self._page(one), picture
 
     async def _page(self, one: Taken) -> Page:
         if not isinstance(one, Scan) or not readable(one):
@@ -198,3 +220,9 @@ class _Reading:
             return waiting.result()
         finally:
             waiting.cancel()
+
+
+def _shown(page: Page, picture: bytes) -> dict[str, Any]:
+    """The line before a page, with its picture."""
+    data = f"data:image/jpeg;base64,{base64.b64encode(picture).decode('ascii')}"
+    return {"picture": {"index": page.index, "data": data}}

@@ -18,6 +18,9 @@ from alula.serve.records import current
 NUMBERS = ("top_k", "max_tokens")
 """Fields that are numbers; in a form and behind a question mark all are texts."""
 
+FLAGS = ("pictures",)
+"""Fields that are true or false, likewise."""
+
 MOST_PARTS = 1_024
 MOST_HEADER_BYTES = 8_192
 
@@ -52,7 +55,7 @@ def fields_of(body: bytes, content_type: str, query: str) -> dict[str, Any]:
         uploads = [Upload(content=body, name="the PDF" if kind == "application/pdf" else "the image")]
     if "inputs" in fields:
         raise InputError("inputs is a text in a form; expected a file")
-    read = {name: _number(name, text) if name in NUMBERS else text for name, text in fields.items()}
+    read = {name: _read(name, text) for name, text in fields.items()}
     return {**read, "inputs": uploads[0] if len(uploads) == 1 else uploads}
 
 
@@ -93,6 +96,18 @@ def _image(value: Any, where: str) -> Upload:
     if not content:
         raise InputError(f"{where} is empty; expected an image")
     return Upload(content=content, name=where)
+
+
+def _read(name: str, text: str) -> Any:
+    if name in NUMBERS:
+        return _number(name, text)
+    return _flag(name, text) if name in FLAGS else text
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise InputError(f"{name} is {text[:20]!r}, expected true or false")
+    return text == "true"
 
 
 def _number(name: str, text: str) -> int:

@@ -73,11 +73,12 @@ class Writer:
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """What an answer may be long, how many are written at once, and whether it takes messages."""
+        """What an answer may be long, how many are written at once, whether it takes messages, and images in them."""
         return {
             "max_total_tokens": self.prompts.positions,
             "max_sequences": self._options.max_sequences,
             "chat": self.spec.task in CHATS and self.prompts.template is not None,
+            "reads_images": self.spec.sees,
         }
 
     def at_work(self) -> AbstractAsyncContextManager[object]:
