@@ -189,6 +189,26 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     visit.answered()
 
 
+def test_a_key_is_asked_for_and_kept_in_the_page_alone(browser: Browser, bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], api_keys="secret-of-ann") as server:
+        page = browser.new_page()
+        page.goto(server.url)
+        page.get_by_role("heading", name="A key is needed").wait_for()
+        page.get_by_label("API key").fill("secret-of-ann")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("main[data-key]")
+        page.click("main .primary")
+        page.wait_for_selector(".matrix")
+        request = page.locator(".behind details").first
+        request.click()
+        assert '"Authorization: Bearer $KEY"' in request.inner_text()
+        assert "secret-of-ann" not in page.content()
+        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+        page.reload()
+        page.get_by_role("heading", name="A key is needed").wait_for()
+        page.close()
+
+
 NAMED = re.compile(r'\s*- (textbox|spinbutton|combobox|checkbox|button|link|img|navigation)( ".+")?')
 
 
@@ -223,7 +243,7 @@ MARKDOWN = """
 def test_what_a_model_writes_is_text_and_never_more(visit: Visit) -> None:
     shown = visit.page.evaluate(
         """async text => {
-            const {markdown} = await import("/web/markdown.js"), made = markdown(text);
+            const {markdown} = await import("/page/markdown.js"), made = markdown(text);
             document.querySelector("main").append(made);
             const names = one => [...one.attributes].map(each => each.name).join();
             return [...made.querySelectorAll("*")].map(one => [one.tagName, names(one)]);

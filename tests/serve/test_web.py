@@ -42,7 +42,7 @@ def test_a_file_is_sent_with_its_kind_and_its_policy_and_once(server: Running, p
 
 
 @pytest.mark.parametrize(
-    "path", ["/web/", "/web/index.html", "/web/nothing.js", "/web/../app.py", "/web/%2e%2e/app.py"]
+    "path", ["/page/", "/page/index.html", "/page/nothing.js", "/page/../app.py", "/page/%2e%2e/app.py"]
 )
 def test_no_other_file_is_sent(server: Running, path: str) -> None:
     assert server.client.get(path).status_code == 404
@@ -51,7 +51,7 @@ def test_no_other_file_is_sent(server: Running, path: str) -> None:
 def test_every_script_and_style_that_is_asked_for_is_there() -> None:
     for name, content in web.files().items():
         text = content.decode("utf-8")
-        for asked in re.findall(r'(?:from|src|href)[= ]"(?:\./|web/)([\w.]+)"', text):
+        for asked in re.findall(r'(?:from|src|href)[= ]"(?:\./|page/)([\w.]+)"', text):
             assert asked in web.files(), f"{name} asks for {asked}"
 
 

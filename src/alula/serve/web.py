@@ -37,7 +37,7 @@ POLICY = "; ".join(
 Trusted types forbid that text ever becomes elements, so that nothing a model writes is more than text.
 """
 
-STEM = "/web/"
+STEM = "/page/"
 PAGES = {"/": "index.html", "/docs": "docs.html"}
 
 

@@ -7,16 +7,16 @@ import {el} from "./dom.js";
 const EVERY_S = 2;
 
 const REQUESTS = "alula_requests_total";
-const SECONDS = "alula_request_seconds_bucket";
-const QUEUED = "alula_queue_seconds_bucket";
-const ROWS_WAITING = "alula_queue_rows";
+const SECONDS = "alula_request_duration_seconds_bucket";
+const QUEUED = "alula_queue_duration_seconds_bucket";
+const ROWS_WAITING = "alula_queue_size";
 const ACTIVE = "alula_requests_active";
 const WRITING = "alula_answers_running";
 const WRITING_WAITS = "alula_answers_waiting";
 const READ = ["alula_tokens_total", "alula_prompt_tokens_total"];
-const WRITTEN = "alula_generated_tokens_total";
-const BATCHES = "alula_batch_rows_count";
-const ROWS = "alula_batch_rows_sum";
+const WRITTEN = "alula_generation_tokens_total";
+const BATCHES = "alula_batch_size_count";
+const ROWS = "alula_batch_size_sum";
 const MEMORY = "process_resident_memory_bytes";
 const RESTARTS = "alula_engine_restarts_total";
 
