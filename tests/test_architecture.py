@@ -122,6 +122,8 @@ OWNERS: dict[str, set[str]] = {
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
     "grpc": {"serve/grpc_admission", "serve/grpc_front"},
+    "pynvml": {"serve/gpus"},
+    "opentelemetry": {"serve/tracing"},
     "google": {"graphs/save", "serve/grpc_messages"},
     "typer": {"cli"},
     "click": {"cli"},

@@ -256,7 +256,7 @@ def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
     text = server.client.get("/metrics").text
     for line in (
         'alula_requests_total{route="/embed",status="200"}',
-        'alula_request_duration_seconds_bucket{le="0.001",route="/embed"}',
+        'alula_request_duration_seconds_bucket{le="0.001",model="tiny/embeddings",route="/embed"}',
         'alula_queue_duration_seconds_count{model="tiny/embeddings"}',
         'alula_batch_size_sum{model="tiny/embeddings"}',
         'alula_padding_ratio_sum{model="tiny/embeddings"}',

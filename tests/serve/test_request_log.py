@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Running, running
+from served import make_reader, metric, picture, running, wait_until
 
 from alula.serve.records import MOST_SPANS, Record, current, recording
 
@@ -77,9 +77,8 @@ def test_bodies_are_digested_where_somebody_reads_of_it() -> None:
     assert (unseen.input, unseen.body_bytes) == ("", 3)
 
 
-def logged(server: Running) -> dict[str, dict[str, Any]]:
-    """Stops the server; what it logged, by the ids of the requests."""
-    _, _, err = server.stop()
+def by_id(err: str) -> dict[str, dict[str, Any]]:
+    """What a server logged, by the ids of the requests."""
     lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     return {line["request_id"]: line for line in lines}
 
@@ -87,6 +86,83 @@ def logged(server: Running) -> dict[str, dict[str, Any]]:
 def test_whatever_a_path_holds_is_one_line(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]], log_format="json") as server:
         server.client.get("/x%22%0Ay", headers={"x-request-id": "abc"})
-        line = logged(server)["abc"]
+        line = by_id(server.stop()[2])["abc"]
     assert (line["status"], line["outcome"], line["route"]) == (404, "refused", "other")
     assert line["path"] == '/x"\ny'
+
+
+def test_a_line_says_what_was_asked_and_how_long_it_took_and_never_what_was_said(
+    bundles: dict[str, Path],
+) -> None:
+    body = {"inputs": ["xyzzy plugh", "a"]}
+    with running([bundles["embeddings"]], log_format="json") as server:
+        server.post("/embed", body, **{"x-request-id": "good"})
+        server.post("/embed", body, **{"x-request-id": "again"})
+        server.post("/embed", {"inputs": 3}, **{"x-request-id": "bad", "authorization": "Bearer hush"})
+        server.client.get("/health/ready", headers={"x-request-id": "probe"})
+        _, _, err = server.stop()
+    lines = by_id(err)
+    good = lines["good"]
+    assert {key: good[key] for key in ("route", "status", "outcome", "model", "items", "tokens")} == {
+        "route": "/embed",
+        "status": 200,
+        "outcome": "ok",
+        "model": "tiny/embeddings",
+        "items": 2,
+        "tokens": 7,
+    }
+    assert good["bytes"] > len("xyzzy plugh")
+    assert 0 <= good["queue_ms"] <= good["queue_ms"] + good["compute_ms"] <= good["ms"]
+    assert good["input"] == lines["again"]["input"] != lines["bad"]["input"]
+    assert lines["bad"]["outcome"] == "refused"
+    assert "model" not in lines["bad"]
+    assert "compute_ms" not in lines["probe"]
+    assert not any(word in err for word in ("xyzzy", "plugh", "hush"))
+
+
+def test_lines_as_text_say_the_same(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], log_format="text") as server:
+        server.post("/embed", {"inputs": "a"}, **{"x-request-id": "good"})
+        _, _, err = server.stop()
+    (line,) = [line for line in err.splitlines() if "request_id=good" in line]
+    assert " route=/embed path=/embed status=200 outcome=ok " in line
+    assert " model=tiny/embeddings items=1 tokens=3 " in line
+
+
+def test_answers_that_are_written_have_their_first_token_and_their_tokens(writers: dict[str, Path]) -> None:
+    chat = {"messages": [{"role": "user", "content": "abc"}]}
+    with running([writers["chat"]], log_format="json") as server:
+        server.post("/v1/chat/completions", chat, **{"x-request-id": "whole"})
+        server.post("/v1/chat/completions", {**chat, "stream": True, "n": 2}, **{"x-request-id": "stream"})
+        _, _, err = server.stop()
+    lines = by_id(err)
+    for name, answers in (("whole", 1), ("stream", 2)):
+        line = lines[name]
+        assert (line["outcome"], line["items"]) == ("ok", answers)
+        assert line["written"] == lines["whole"]["written"] * answers > 1
+        assert 0 < line["first_token_ms"] <= line["ms"]
+        assert line["compute_ms"] <= line["ms"]
+
+
+def test_a_stream_that_is_left_says_so(writers: dict[str, Path]) -> None:
+    long = {"messages": [{"role": "user", "content": "abc" * 100}], "stream": True}
+    with running([writers["chat"]], log_format="json") as server:
+        with server.client.stream(
+            "POST", "/v1/chat/completions", json=long, headers={"x-request-id": "left"}
+        ) as response:
+            next(response.iter_lines())
+        wait_until(lambda: metric(server, "alula_requests_active") == 0)
+        lines = by_id(server.stop()[2])
+    assert (lines["left"]["status"], lines["left"]["outcome"]) == (200, "left")
+
+
+def test_forms_are_told_apart_by_their_files_alone(tmp_path: Path) -> None:
+    reader = make_reader(tmp_path / "reader")
+    with running([reader], log_format="json") as server:
+        for name, colour in (("one", (255, 0, 0)), ("same", (255, 0, 0)), ("other", (0, 255, 0))):
+            server.client.post(
+                "/predict", files={"image": picture(colour)}, headers={"x-request-id": name}
+            ).raise_for_status()
+        lines = by_id(server.stop()[2])
+    assert lines["one"]["input"] == lines["same"]["input"] != lines["other"]["input"]
+    assert (lines["one"]["model"], lines["one"]["items"]) == ("tiny/image-classification", 1)

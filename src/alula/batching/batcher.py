@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from alula.batching.pace import Pace
 from alula.batching.policy import BatchPolicy, take
@@ -27,6 +27,7 @@ class _Waiting(Generic[In, Out]):
     place: float
     reply: asyncio.Future[Out]
     siblings: list[asyncio.Future[Out]]
+    told: Told
 
     def fail(self, error: Exception) -> None:
         """Hand the error over; the other rows of the request are worthless now and need not run."""
@@ -48,7 +49,11 @@ class Ran:
     failed: bool
 
 
-def _ignore(_: Ran) -> None:
+Told: TypeAlias = Callable[[float, float, float], None]
+"""Of a row that has run, or failed to: since when it waited, when its batch began, and when it ended."""
+
+
+def _ignore(*_: object) -> None:
     pass
 
 
@@ -104,11 +109,14 @@ class Batcher(Generic[In, Out]):
         """
         self._admit(rows, max(tokens, rows), share)
 
-    async def submit(self, rows: Sequence[In], lengths: Sequence[int], *, later_s: float = 0.0) -> list[Out]:
+    async def submit(
+        self, rows: Sequence[In], lengths: Sequence[int], *, later_s: float = 0.0, told: Told = _ignore
+    ) -> list[Out]:
         """Queue the rows of one request, all of them or none, and wait for their results in order.
 
         They stand in the queue as though they had come so many seconds later, or, where that is negative, sooner: so
-        some go before others, and nobody is passed by those who come more than that after them.
+        some go before others, and nobody is passed by those who come more than that after them. `told` hears of each
+        row's times before its result is here.
         """
         if (longest := max(lengths, default=0)) > self._policy.max_cells:
             raise InputError(f"a row has {longest} tokens; a batch holds {self._policy.max_cells}")
@@ -119,7 +127,7 @@ class Batcher(Generic[In, Out]):
         last = at == len(self._queue)
         for row, length in zip(rows, lengths, strict=True):
             replies.append(loop.create_future())
-            waiting = _Waiting(row, length, now, now + later_s, replies[-1], replies)
+            waiting = _Waiting(row, length, now, now + later_s, replies[-1], replies, told)
             if last:
                 self._queue.append(waiting)
             else:
@@ -167,19 +175,21 @@ class Batcher(Generic[In, Out]):
     async def _work(self) -> None:
         while batch := await self._next():
             started = self._clock()
-            failed = False
+            failed: Exception | None = None
             try:
                 results = await self._call([waiting.row for waiting in batch])
                 assert len(results) == len(batch), f"{len(batch)} rows in, {len(results)} out"
             except Exception as error:  # the waiters get it, and the loop must live
-                failed = True
-                for waiting in batch:
-                    waiting.fail(error)
-            else:
-                for waiting, result in zip(batch, results, strict=True):
-                    if not waiting.reply.done():
-                        waiting.reply.set_result(result)
-            ran = self._ran(batch, started, failed)
+                failed, results = error, ()
+            ended = self._clock()
+            for waiting in batch:
+                waiting.told(waiting.since, started, ended)
+                if failed:
+                    waiting.fail(failed)
+            for waiting, result in zip(batch, results, strict=not failed):
+                if not waiting.reply.done():
+                    waiting.reply.set_result(result)
+            ran = _ran(batch, started, ended, failed=bool(failed))
             if not failed:
                 self._pace = self._pace.after(ran.rows, ran.seconds)
             self._observe(ran)
@@ -197,15 +207,16 @@ class Batcher(Generic[In, Out]):
             self._arrived.clear()
             await self._arrived.wait()
 
-    def _ran(self, batch: list[_Waiting[In, Out]], started: float, failed: bool) -> Ran:
-        return Ran(
-            rows=len(batch),
-            tokens=sum(waiting.length for waiting in batch),
-            longest=max(waiting.length for waiting in batch),
-            seconds=self._clock() - started,
-            waited=tuple(started - waiting.since for waiting in batch),
-            failed=failed,
-        )
+
+def _ran(batch: Sequence[_Waiting[In, Out]], started: float, ended: float, *, failed: bool) -> Ran:
+    return Ran(
+        rows=len(batch),
+        tokens=sum(waiting.length for waiting in batch),
+        longest=max(waiting.length for waiting in batch),
+        seconds=ended - started,
+        waited=tuple(started - waiting.since for waiting in batch),
+        failed=failed,
+    )
 
 
 def _own(error: Exception) -> Exception:

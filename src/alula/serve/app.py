@@ -20,7 +20,7 @@ from alula.serve.errors import Failure, failure_of
 from alula.serve.events import Events
 from alula.serve.information import info, model, models
 from alula.serve.metrics import CONTENT_TYPE_LATEST
-from alula.serve.observed import Observed, Observer
+from alula.serve.observed import Observed
 from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
 from alula.serve.server import Server
 from alula.serve.uploads import fields_of, is_upload
@@ -66,7 +66,7 @@ def application(server: Server) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
     admitted = Admitted(app, server.admission, lambda error, path: refusal(failure_of(error), path))
-    return Observed(admitted, Observer(server.metrics, server.options.log_format), routes)
+    return Observed(admitted, server.observer, routes)
 
 
 def refusal(failure: Failure, path: str) -> Response:

@@ -23,7 +23,7 @@ from alula.serve.grpc_admission import Admitting, identified
 from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
 from alula.serve.inference import described, found, infer, server_metadata
-from alula.serve.observed import Observer, record_of, request_id_of
+from alula.serve.observed import record_of, request_id_of
 from alula.serve.records import Record, current
 from alula.serve.server import Server
 
@@ -53,7 +53,6 @@ class GrpcFront:
     def __init__(self, server: Server, port: int) -> None:
         options = server.options
         self._server = server
-        self._observer = Observer(server.metrics, options.log_format)
         self._closing = asyncio.Event()
         host = f"[{options.host}]" if ":" in options.host else options.host
         self._grpc = grpc.aio.server(
@@ -217,7 +216,7 @@ class GrpcFront:
         """A call that is counted and logged as requests over HTTP are."""
         scope = _scope(path, context)
         record = record_of(scope, path, request_id_of(scope).decode())
-        return self._observer.observed(record)
+        return self._server.observer.observed(record)
 
     async def _refused(self, error: Exception, path: str, context: Any) -> None:
         """End a call that is not let in."""

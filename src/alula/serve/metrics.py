@@ -42,7 +42,7 @@ class Metrics:
         self._request_seconds = Histogram(
             "alula_request_duration_seconds",
             "From the request's head to the end of its answer",
-            ["route"],
+            ["model", "route"],
             buckets=SECONDS,
             registry=registry,
         )
@@ -101,10 +101,10 @@ class Metrics:
             "alula_answers_cancelled", "Answers that nobody waited for any more", ["model"], registry=registry
         )
 
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """One request was answered."""
+    def request(self, route: str, status: int, seconds: float, model: str = "") -> None:
+        """One request was answered, by a model or without any."""
         self._requests.labels(route, str(status)).inc()
-        self._request_seconds.labels(route).observe(seconds)
+        self._request_seconds.labels(model, route).observe(seconds)
         if status in {429, 503}:
             self._rejected.labels("full" if status == 429 else "unavailable").inc()
 

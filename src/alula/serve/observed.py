@@ -9,18 +9,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from alula.core.errors import MissingExtraError
 from alula.serve.metrics import Metrics
-from alula.serve.options import LogFormat
+from alula.serve.options import LogFormat, ServeOptions
 from alula.serve.records import Record, recording
+
+if TYPE_CHECKING:
+    from alula.serve.tracing import Traces
 
 # What may be echoed in a header and written to a log without a second look.
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+TRACE_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
 ALWAYS = frozenset({"status", "ms", "queue_ms", "compute_ms"})
 """What is written though it be nought."""
@@ -32,17 +38,30 @@ class Observer:
 
     metrics: Metrics
     log_format: LogFormat
+    traces: Traces | None = None
+
+    @classmethod
+    def of(cls, options: ServeOptions, metrics: Metrics) -> Observer:
+        """As the options say; whoever has it must close it."""
+        return cls(metrics, options.log_format, _traces() if options.traces else None)
+
+    def close(self) -> None:
+        """Send what is not sent yet. Safe to call twice."""
+        if self.traces:
+            self.traces.close()
 
     @contextmanager
     def observed(self, record: Record) -> Iterator[Record]:
         """Counts and logs a request once it is answered, whatever came of it."""
-        record.digests = self.log_format != "none"
+        record.digests = self.log_format != "none" or self.traces is not None
         try:
             with recording(record):
                 yield record
         finally:
             record.ended = monotonic()
-            self.metrics.request(record.route, record.ending, record.seconds)
+            self.metrics.request(record.route, record.ending, record.seconds, record.model)
+            if self.traces:
+                self.traces.told(record)
             if self.log_format != "none":
                 sys.stderr.write(log_line(self.log_format, record) + "\n")
 
@@ -77,6 +96,14 @@ class Observed:
         return record_of(scope, route, request_id)
 
 
+def _traces() -> Traces:
+    try:
+        from alula.serve.tracing import traces  # noqa: PLC0415 - an extra, which most servers do without
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("traces", "otel") from error
+    return traces()
+
+
 def record_of(scope: Scope, route: str, request_id: str) -> Record:
     """What is known of a request by its head; `route` is one of ours, so that no client can make up labels."""
     return Record(
@@ -85,6 +112,11 @@ def record_of(scope: Scope, route: str, request_id: str) -> Record:
         route=route,
         path=scope["path"],
         client=str((scope.get("client") or ("",))[0]),
+        trace=tuple(
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name in TRACE_HEADERS
+        ),
         time=time(),
         began=monotonic(),
     )
@@ -128,6 +160,8 @@ def _described(record: Record) -> Iterator[tuple[str, Any]]:
     yield "degraded", record.degraded
     yield "caller", record.caller
     yield "client", record.client
+    yield "trace_id", record.trace_id
+    yield "span_id", record.span_id
 
 
 def _ms(seconds: float | None) -> float | None:

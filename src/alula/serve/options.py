@@ -90,7 +90,8 @@ class ServeOptions:
     key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0)
     key_per_minute: int = setting(0, "Requests of one key a minute; 0 for any number.", least=0)
     private: bool = setting(False, "Ask for a key for metrics and docs, too.")
-    log_format: LogFormat = setting("none", "Access log on stderr.")
+    log_format: LogFormat = setting("none", "Log of requests on stderr.")
+    traces: bool = setting(False, "Send OpenTelemetry's traces; OTEL_* variables say where to.")
     engine_command: tuple[str, ...] = ENGINE_COMMAND
 
     def __post_init__(self) -> None:

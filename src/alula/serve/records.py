@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Outcome = Literal["ok", "refused", "overloaded", "timeout", "left", "failed"]
-Phase = Literal["queue", "compute", "write"]
+Phase = Literal["queue", "compute", "first token"]
 
 DIGEST_DIGITS = 16
 MOST_SPANS = 64
@@ -48,7 +48,8 @@ class Record:
     Bodies are digested where somebody reads of it (`digests`).
     `items` are texts, images, rows or answers that were asked for, `tokens` those read, `written` those written,
     `pixels` of images as they came, `input` begins the SHA-256 of the body, `degraded` says by what it was answered
-    instead, `caller` is the name of its key. `failed` is what a stream ended with whose status was out already.
+    instead, `caller` is the name of its key. `failed` is what a stream ended with whose status was out already. `trace`
+    are the headers by which a caller says whose part the request is, `trace_id` and `span_id` its own name there.
     """
 
     id: str
@@ -58,7 +59,9 @@ class Record:
     client: str
     time: float
     began: float
-    parent: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
+    trace_id: str = ""
+    span_id: str = ""
     digests: bool = False
     status: int = LEFT
     ended: float = 0.0
@@ -104,14 +107,16 @@ class Record:
             self.compute_s = (self.compute_s or 0.0) + ended - started
             self._span("compute", started, ended)
 
-    def wrote(self, since: float, first: float, now: float, tokens: int, waited_s: float) -> None:
-        """Tokens of an answer came, which was asked for then, and whose first ones came at `first`."""
+    def wrote(self, since: float, now: float, tokens: int, waited_s: float | None = None) -> None:
+        """Tokens of an answer came that was asked for `since`; with the first ones comes how long it waited in line."""
         self.written += tokens
         if self.first_s is None:
-            self.first_s, self.queue_s = first - self.began, waited_s
-            self._span("queue", since, since + waited_s)
-            self._span("compute", since + waited_s, first)
-        self.compute_s = now - since - waited_s
+            self.first_s = now - self.began
+            if waited_s is not None:
+                self.queue_s = waited_s
+                self._span("queue", since, since + waited_s)
+            self._span("first token", since + (waited_s or 0.0), now)
+        self.compute_s = now - since - (self.queue_s or 0.0)
 
     @property
     def ending(self) -> int:

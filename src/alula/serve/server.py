@@ -15,8 +15,10 @@ from alula.serve.admission import Admission
 from alula.serve.arrays import Arrays
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Bodies, Gatekeeper
+from alula.serve.gpus import watched
 from alula.serve.metrics import Metrics
 from alula.serve.named import Named
+from alula.serve.observed import Observer
 from alula.serve.options import ServeOptions
 from alula.serve.pages import Pages
 from alula.serve.pictures import READING, Pictures, Uploaded
@@ -24,6 +26,7 @@ from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
 from alula.serve.service import Service
 from alula.serve.supervisor import Supervisor
+from alula.serve.usage import EngineUsage
 from alula.serve.writer import Writer
 
 
@@ -37,6 +40,7 @@ class Server:
         self.bundles = tuple(bundles)
         self.metrics = Metrics()
         self.admission = Admission.of(options)
+        self.observer = Observer.of(options, self.metrics)
         self.gate = Gatekeeper()
         self.bodies = Bodies(max(options.max_bodies_bytes, options.max_body_bytes, options.max_image_bytes))
         self.catalogue = Catalogue(services=())
@@ -109,6 +113,7 @@ class Server:
         self.gate.close()
         await self.supervisor.stop()
         await self._at_work.aclose()
+        await asyncio.get_running_loop().run_in_executor(None, self.observer.close)
 
     def _service(self, at: int, named: Named) -> Served:
         bundle = Bundle.open(named.root)
@@ -143,6 +148,9 @@ class Server:
         watch("bodies_bytes", "Bytes of bodies being read or answered", lambda: self.bodies.bytes)
         self.metrics.watch_models("queue_size", "Rows waiting for a batch", self._waiting)
         self.metrics.loads(self._loads)
+        self.metrics.registry.register(EngineUsage(self._pids))
+        if gpus := watched(self._pids):
+            self.metrics.registry.register(gpus)
 
     @property
     def largest_upload(self) -> int:
@@ -160,6 +168,10 @@ class Server:
         """The same of a body of JSON, in which images are `shown` to models that write."""
         sees = shown and any(isinstance(each, Writer) and each.spec.sees for each in self.catalogue.services)
         return max(self.options.max_body_bytes, self.options.max_image_bytes if sees else 0)
+
+    def _pids(self) -> dict[str, int]:
+        """Engine processes by name; there is one."""
+        return {"0": self.supervisor.pid} if self.supervisor.pid else {}
 
     def _waiting(self) -> dict[str, float]:
         """Rows that wait for a batch, by model; answers that wait are counted apart."""

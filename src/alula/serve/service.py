@@ -19,6 +19,7 @@ from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
+from alula.serve.records import current
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,11 +69,13 @@ class Batched(ABC, Generic[T]):
         """Refuse a request before any work: for good if it brings too many, for now if there is no room."""
         if count > self._max_client_batch:
             raise Refused(f"{count} {what} in one request; the limit is {self._max_client_batch}", status=413)
+        current().asked(self.name, count)
         self.batcher.refuse_unless_room(count, share=terms.current().share)
 
     async def _queued(self, rows: Sequence[T], lengths: Sequence[int]) -> list[Feeds]:
         """The outputs of the rows of a request, which wait as urgently as it is."""
-        return await self.batcher.submit(rows, lengths, later_s=terms.current().later_s)
+        later_s = terms.current().later_s
+        return await self.batcher.submit(rows, lengths, later_s=later_s, told=current().ran)
 
     @abstractmethod
     async def _call(self, rows: list[T]) -> list[Feeds]:
@@ -92,7 +95,9 @@ class Service(Batched[Row]):
     ) -> tuple[Sequence[Row], list[Feeds]]:
         """The rows of one request and their outputs; refused before any work if they are too many."""
         rows = await self.read(count, characters, encode)
-        return rows, await self._queued(rows, [max(len(row.ids), 1) for row in rows])
+        lengths = [max(len(row.ids), 1) for row in rows]
+        current().tokens += sum(lengths)
+        return rows, await self._queued(rows, lengths)
 
     async def read(self, count: int, characters: int, encode: Callable[[], R]) -> R:
         """What the tokenizer makes of so many texts; refused before any work if they are too many."""

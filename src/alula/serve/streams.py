@@ -106,6 +106,10 @@ class Streams:
                     full.append(stream)
         return full
 
+    def forget(self, number: int) -> None:
+        """An answer that the process did not take; whoever asked for it is told elsewhere."""
+        self._streams.pop(number, None)
+
     def unended(self, stream: Stream) -> list[int]:
         """Those answers of a stream that the process has in hand still."""
         return [number for number in stream.numbers if number in self._streams]

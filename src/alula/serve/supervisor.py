@@ -273,6 +273,8 @@ class Supervisor:
             for full in self._streams.deliver(sequences.pieces(message)):
                 self._cancel(full)
             return
+        if message.kind is Kind.FAILED:
+            self._streams.forget(message.number)
         waiting = self._pending.get(message.number)
         if waiting and not waiting.done():
             waiting.set_result(message)

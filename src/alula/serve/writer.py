@@ -22,6 +22,7 @@ from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
+from alula.serve.records import Record, current
 from alula.serve.streams import Stream
 from alula.serve.supervisor import Supervisor
 from alula.serve.uploads import Upload
@@ -151,6 +152,8 @@ class Writer:
 
     async def write(self, requests: Sequence[Request]) -> Answers:
         """Put answers in the line, all of them or none; whoever has them must close them at last."""
+        record = current()
+        record.asked(self.name, 0)
         self.refuse_unless_room(len(requests))
         size = sum(array.nbytes for request in requests for array in request.seen.values())
         if size and size + (held := sum(self._seen.values())) > MOST_SEEN_BYTES:
@@ -160,12 +163,15 @@ class Writer:
             )
         within_s = self._options.answer_timeout_s
         until = monotonic() + within_s
-        seen = _Seen(self._metrics, self.name, len(requests), self._ended)
+        seen = _Seen(self._metrics, record, len(requests), self._ended)
         stream = await self._supervisor.write(
             self._model, requests, within_s, seen.piece, terms.current().later_s
         )
         self._seen[stream] = size
-        self._metrics.prompts(self.name, sum(request.read for request in requests))
+        read = sum(request.read for request in requests)
+        record.asked(self.name, len(requests))
+        record.tokens += read
+        self._metrics.prompts(self.name, read)
         return Answers(stream, until, within_s, self._close)
 
     async def write_in_time(self, requests: Sequence[Request]) -> Answers:
@@ -230,13 +236,14 @@ class Answers:
 
 
 class _Seen:
-    """Times of the answers of one request, told to the metrics as pieces come from the engine."""
+    """Times of the answers of one request, told to the metrics and its record as pieces come from the engine."""
 
     def __init__(
-        self, metrics: Metrics, model: str, count: int, ended: Callable[[float, float], None]
+        self, metrics: Metrics, record: Record, count: int, ended: Callable[[float, float], None]
     ) -> None:
         self._metrics = metrics
-        self._model = model
+        self._record = record
+        self._model = record.model
         self._ended = ended
         self._begin = monotonic()
         self._last = [monotonic()] * count
@@ -249,6 +256,7 @@ class _Seen:
         if not piece.tokens:
             return
         now = monotonic()
+        self._record.wrote(self._begin, now, len(piece.tokens))
         seconds, self._last[at] = now - self._last[at], now
         self._metrics.written(self._model, len(piece.tokens), seconds, first=not self._begun[at])
         self._begun[at] = True
