@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
@@ -77,6 +78,7 @@ class Batcher(Generic[In, Out]):
         self._clock = clock
         self._queue: deque[_Waiting[In, Out]] = deque()
         self._tokens = 0
+        self._expected_rows = self._expected_tokens = 0
         self._pace = Pace()
         self._arrived = asyncio.Event()
         self._closing = False
@@ -102,12 +104,22 @@ class Batcher(Generic[In, Out]):
         """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
         return self._pace.seconds_for(self.waiting + rows)
 
-    def refuse_unless_room(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> None:
-        """Refuse a request of so many rows as `submit` would, before anybody works on it.
+    @contextmanager
+    def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
+        """Refuse a request of so many rows as `submit` would, before anybody works on it, or keep a place for them.
 
-        `tokens` are as many as are expected of it; `share` is that of the queue which it may fill, unless it is empty.
+        The place is kept as long as this lasts, which must end before `submit`. `tokens` are as many as are expected;
+        `share` is that of the queue which the request may fill, unless it is empty.
         """
-        self._admit(rows, max(tokens, rows), share)
+        tokens = max(tokens, rows)
+        self._admit(rows, tokens, share)
+        self._expected_rows += rows
+        self._expected_tokens += tokens
+        try:
+            yield
+        finally:
+            self._expected_rows -= rows
+            self._expected_tokens -= tokens
 
     async def submit(
         self, rows: Sequence[In], lengths: Sequence[int], *, later_s: float = 0.0, told: Told = _ignore
@@ -158,15 +170,16 @@ class Batcher(Generic[In, Out]):
         if not self._has_room(rows, tokens, share):
             self._drop_cancelled()
             if not self._has_room(rows, tokens, share):
-                raise Overloaded(
-                    f"{len(self._queue)} rows with {self._tokens} tokens are waiting", retry_s=self.wait_s()
-                )
+                there, held = len(self._queue) + self._expected_rows, self._tokens + self._expected_tokens
+                raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
 
     def _has_room(self, rows: int, tokens: int, share: float) -> bool:
-        if not self._queue:
+        there = len(self._queue) + self._expected_rows
+        if not there:
             return True
-        rows_fit = len(self._queue) + rows <= ceil(self._policy.max_waiting_rows * share)
-        return rows_fit and self._tokens + tokens <= self._policy.max_waiting_tokens * share
+        tokens += self._tokens + self._expected_tokens
+        rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
+        return rows_fit and tokens <= self._policy.max_waiting_tokens * share
 
     def _drop_cancelled(self) -> None:
         self._queue = deque(waiting for waiting in self._queue if not waiting.reply.done())

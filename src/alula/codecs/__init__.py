@@ -16,6 +16,7 @@ from alula.codecs.pictures import (
     decode,
     decode_sheet,
     outlined,
+    pixels_in,
     straightened,
     to_jpeg,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "messages_of",
     "outlined",
     "patches_of",
+    "pixels_in",
     "places_of",
     "read_config",
     "relevance",
