@@ -11,7 +11,6 @@ import pytest
 import tiny
 
 from alula import families, graphs
-from alula.batching import take
 from alula.codecs import TextCodec, fit, within
 from alula.core.engine import Plan, Session
 from alula.core.errors import ShapeError
@@ -123,5 +122,5 @@ def test_the_users_rows_are_asked_in_calls_that_are_taken(
 
 def test_a_server_joins_as_many_rows_as_are_taken(spec: ModelSpec) -> None:
     made = policy(within(spec, PROFILE), PROFILE, OPTIONS)
-    assert [take([length] * 9, made) for length in (1, 20, 21, 64)] == [8, 8, 1, 1]
+    assert [made.rows(length) for length in (1, 20, 21, 64)] == [8, 8, 1, 1]
     assert policy(spec, MANY, OPTIONS).steps == ()

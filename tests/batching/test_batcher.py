@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from alula.batching import Batcher, BatchPolicy, Pace, Ran
+from alula.batching import Answered, Batcher, BatchPolicy, Pace, Ran
 from alula.core.errors import InputError, Overloaded, RunError
 
 
@@ -19,12 +22,12 @@ class Gate:
         if open_:
             self.open.set()
 
-    async def __call__(self, rows: list[int]) -> list[int]:
+    async def __call__(self, rows: list[int]) -> Answered[int]:
         self.calls.append(rows)
         await self.open.wait()
         if -1 in rows:
             raise RunError("bad kernel")
-        return [row * 10 for row in rows]
+        return Answered(results=[row * 10 for row in rows])
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -151,7 +154,7 @@ def test_each_waiter_of_a_failed_batch_gets_its_own_error() -> None:
 
 
 def test_an_error_keeps_what_it_carries() -> None:
-    async def refuse(_: list[int]) -> list[int]:
+    async def refuse(_: list[int]) -> Answered[int]:
         raise Overloaded("engine is away", draining=True)
 
     async def scenario() -> None:
@@ -232,16 +235,135 @@ def test_leaving_the_block_drains_what_was_admitted_and_admits_no_more() -> None
 
 def test_every_batch_is_told_of_with_its_sizes_and_waits() -> None:
     seen: list[Ran] = []
-    times = iter(range(100))
+    now = 0.0
+
+    async def call(rows: list[int]) -> Answered[int]:
+        nonlocal now
+        now += 1.0
+        return Answered(results=rows, seconds=0.5, replayed=True)
 
     async def scenario() -> None:
-        async with Batcher(
-            Gate(open_=True), BatchPolicy(), observe=seen.append, clock=lambda: float(next(times))
-        ) as batcher:
+        nonlocal now
+        policy = BatchPolicy(lengths=(4, 8))
+        async with Batcher(call, policy, observe=seen.append, clock=lambda: now) as batcher:
+            asking = ask(batcher, 1, 2, length=5)
+            await asyncio.sleep(0)
+            now = 0.25
+            await asking
             await batcher.submit([1, 2], [3, 5])
+            assert batcher.costs.seconds(2, 8) == pytest.approx(0.5)
 
     run(scenario)
-    assert seen == [Ran(rows=2, tokens=8, longest=5, seconds=1.0, waited=(1.0, 1.0), failed=False)]
+    first = Ran(rows=2, tokens=10, longest=8, seconds=1.0, waited=(0.25, 0.25), failed=False, replayed=True)
+    assert seen == [first, replace(first, tokens=8, waited=(0.0, 0.0), ran_before=True)]
+
+
+def test_a_failed_batch_teaches_nothing_of_what_batches_cost() -> None:
+    async def scenario() -> None:
+        async with Batcher(Gate(open_=True), BatchPolicy()) as batcher:
+            with pytest.raises(RunError, match="bad kernel"):
+                await batcher.submit([-1], [1])
+            assert not batcher.costs.known
+            assert batcher.wait_s() is None
+
+    run(scenario)
+
+
+def test_one_batch_is_ready_when_the_one_before_it_ends_and_no_sooner_than_it_must() -> None:
+    """The clock stands still, so the running batch has all of its time before it until the clock is moved."""
+    now = 0.0
+
+    async def scenario() -> None:
+        nonlocal now
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=2), clock=lambda: now) as batcher:
+            for _ in range(2):
+                batcher.costs.learn(1, 1, 1.0, warm=True)
+            tasks = [ask(batcher, 1)]
+            await settle()
+            tasks += [ask(batcher, row) for row in (2, 3)]
+            await settle()
+            assert gate.calls == [[1]]
+            now = 0.999
+            tasks += [ask(batcher, row) for row in (4, 5)]
+            batcher._changed.set()  # what a timer does
+            await settle()
+            assert gate.calls == [[1], [2, 3]]
+            assert batcher.waiting == 2, "two batches are with the engine, and no third one"
+            gate.open.set()
+            assert await asyncio.gather(*tasks) == [[10], [20], [30], [40], [50]]
+
+    run(scenario)
+
+
+def test_the_timer_before_the_end_of_a_batch_is_set() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=2)) as batcher:
+            for _ in range(2):
+                batcher.costs.learn(1, 1, 0.05, warm=True)
+            first = ask(batcher, 1)
+            await settle()
+            second = ask(batcher, 2)
+            await asyncio.sleep(0.2)
+            assert gate.calls == [[1], [2]]
+            gate.open.set()
+            assert await first == [10]
+            assert await second == [20]
+
+    run(scenario)
+
+
+def test_what_a_client_packed_runs_as_it_is_and_what_does_not_fit_by_length() -> None:
+    async def scenario() -> None:
+        gate = Gate(open_=True)
+        async with Batcher(gate, BatchPolicy(max_rows=4)) as batcher:
+            assert await batcher.submit([1, 2, 3], [8, 7, 8]) == [10, 20, 30]
+            assert gate.calls == [[1, 2, 3]]
+            gate.calls.clear()
+            assert await batcher.submit([1, 2, 3, 4, 5, 6], [90, 5, 90, 5, 90, 5]) == [10, 20, 30, 40, 50, 60]
+            assert sorted(map(sorted, gate.calls)) == [[1, 3, 5], [2, 4, 6]]
+
+    run(scenario)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=6), min_size=1, max_size=20),
+    fails=st.sets(st.integers(0, 19)),
+)
+def test_every_row_goes_to_its_own_caller_in_batches_within_the_limits(
+    requests: list[list[int]], fails: set[int]
+) -> None:
+    policy = BatchPolicy(max_rows=5, max_cells=200, lengths=(8, 16, 32, 64))
+    sizes: list[tuple[int, int]] = []
+
+    async def call(rows: list[tuple[int, int, int]]) -> Answered[tuple[int, int]]:
+        await asyncio.sleep(0)
+        sizes.append((len(rows), max(policy.padded(length) for _, _, length in rows)))
+        if any(caller in fails for caller, _, _ in rows):
+            raise RunError("bad kernel")
+        return Answered(results=[(caller, at) for caller, at, _ in rows])
+
+    async def scenario() -> None:
+        async with Batcher(call, policy) as batcher:
+            answers = await asyncio.gather(
+                *(
+                    batcher.submit([(caller, at, length) for at, length in enumerate(lengths)], lengths)
+                    for caller, lengths in enumerate(requests)
+                ),
+                return_exceptions=True,
+            )
+            assert batcher.waiting == 0
+        for caller, (answer, lengths) in enumerate(zip(answers, requests, strict=True)):
+            if isinstance(answer, BaseException):
+                assert fails & set(range(len(requests)))
+            else:
+                assert caller not in fails
+                assert answer == [(caller, at) for at in range(len(lengths))]
+        assert all(rows <= 5 and rows * longest <= 200 for rows, longest in sizes)
+
+    run(scenario)
 
 
 def test_rows_queue_as_though_they_had_come_later_or_sooner() -> None:
@@ -274,42 +396,33 @@ def test_a_share_of_the_queue_is_kept_for_others_and_none_of_an_empty_one() -> N
         async with Batcher(gate, BatchPolicy(max_rows=1, max_waiting_rows=4)) as batcher:
             running = ask(batcher, 1)
             await settle()
-            with batcher.expecting(4, share=0.5):
-                pass
+            batcher.refuse_unless_room(4, share=0.5)
             waiting = ask(batcher, 2)
             await settle()
-            with batcher.expecting(1, share=0.5), batcher.expecting(1):
-                pass
-            with (
-                pytest.raises(Overloaded, match="1 rows with 1 tokens are waiting"),
-                batcher.expecting(2, share=0.5),
-            ):
-                pass
+            batcher.refuse_unless_room(1, share=0.5)
+            batcher.refuse_unless_room(3)
+            with pytest.raises(Overloaded, match="1 rows with 1 tokens are waiting"):
+                batcher.refuse_unless_room(2, share=0.5)
             gate.open.set()
             await asyncio.gather(running, waiting)
 
     run(scenario)
 
 
-def test_what_is_expected_keeps_its_place_before_anybody_counts_its_tokens() -> None:
+def test_expected_tokens_are_refused_before_anybody_counts_them() -> None:
     async def scenario() -> None:
         gate = Gate()
-        policy = BatchPolicy(max_rows=1, max_cells=90, max_waiting_tokens=100, max_waiting_rows=3)
+        policy = BatchPolicy(max_rows=1, max_cells=90, max_waiting_tokens=100)
         async with Batcher(gate, policy) as batcher:
             running = ask(batcher, 1)
             await settle()
-            with batcher.expecting(2, 90), batcher.expecting(1, 10):
-                for rows, tokens in ((1, 0), (1, 1)):
-                    with (
-                        pytest.raises(Overloaded, match="3 rows with 100 tokens are waiting"),
-                        batcher.expecting(rows, tokens),
-                    ):
-                        pass
-                with pytest.raises(Overloaded):
-                    await batcher.submit([3], [1])
-            after = ask(batcher, 3, 4, length=50)
+            waiting = ask(batcher, 2, length=90)
+            await settle()
+            batcher.refuse_unless_room(1, 10)
+            with pytest.raises(Overloaded, match="1 rows with 90 tokens are waiting"):
+                batcher.refuse_unless_room(1, 11)
             gate.open.set()
-            assert [*await asyncio.gather(running, after)] == [[10], [30, 40]]
+            await asyncio.gather(running, waiting)
 
     run(scenario)
 
@@ -318,11 +431,11 @@ def test_a_full_queue_says_how_long_what_waits_takes() -> None:
     async def scenario() -> None:
         now = 0.0
 
-        async def slow(rows: list[int]) -> list[int]:
+        async def slow(rows: list[int]) -> Answered[int]:
             nonlocal now
             now += 3.0
             await asyncio.sleep(0)
-            return rows
+            return Answered(results=rows)
 
         gate = Gate()
         async with Batcher(slow, BatchPolicy(max_rows=1, max_waiting_rows=2), clock=lambda: now) as batcher:

@@ -1,59 +1,182 @@
 from __future__ import annotations
 
+from itertools import permutations
+from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.batching import BatchPolicy, take
+from alula.batching import BatchPolicy, Costs, Unit, choose, packs, worth
+from alula.batching.policy import PATIENCE, SHARE
 from alula.core.errors import InputError
+
+LENGTHS = (8, 16, 32, 64, 128, 256)
+POLICY = BatchPolicy(max_rows=16, max_cells=2_048, lengths=LENGTHS)
+
+
+def linear(fixed_s: float = 0.001, cell_s: float = 3e-5) -> Costs:
+    """An engine as OpenVINO is on two cores: a millisecond for a call, and the rest by the cell."""
+    costs = Costs()
+    for _ in range(20):
+        for rows, length in ((1, 8), (1, 64), (4, 32), (8, 128)):
+            costs.learn(rows, length, fixed_s + cell_s * rows * length, warm=True)
+    return costs
+
+
+COSTS = linear()
+
+
+def unit(
+    length: int,
+    place: float = 0.0,
+    deadline: float = inf,
+    policy: BatchPolicy = POLICY,
+    costs: Costs = COSTS,
+) -> Unit:
+    padded = policy.padded(length)
+    return Unit(rows=1, longest=padded, worth=worth(padded, policy, costs), place=place, deadline=deadline)
+
+
+units = st.builds(unit, st.integers(1, 256), st.floats(-5, 0), st.one_of(st.just(inf), st.floats(0.001, 0.2)))
 
 
 @given(
-    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=50),
+    waiting=st.lists(units, min_size=1, max_size=40),
     rows=st.integers(1, 16),
-    cells=st.integers(64, 512),
+    cells=st.integers(256, 2_048),
+    mixed=st.booleans(),
 )
-def test_a_batch_is_as_large_as_its_limits_allow_and_no_larger(
-    lengths: list[int], rows: int, cells: int
+def test_a_batch_holds_somebody_and_keeps_its_limits(
+    waiting: list[Unit], rows: int, cells: int, mixed: bool
 ) -> None:
-    count = take(lengths, BatchPolicy(max_rows=rows, max_cells=cells))
-    assert 1 <= count <= min(rows, len(lengths))
-    assert count * max(lengths[:count]) <= cells
-    if count < min(rows, len(lengths)):  # one more would not have fitted
-        assert (count + 1) * max(lengths[: count + 1]) > cells
+    policy = BatchPolicy(max_rows=rows, max_cells=cells, lengths=LENGTHS, mixed=mixed)
+    waiting = sorted(waiting, key=lambda each: each.place)
+    batch = choose(waiting, 0.0, policy, COSTS)
+    assert batch
+    assert len(set(batch)) == len(batch) <= rows
+    longest = max(waiting[at].longest for at in batch)
+    assert len(batch) * longest <= cells
+    assert mixed or {waiting[at].longest for at in batch} == {longest}
+
+
+def test_nobody_waiting_is_no_batch() -> None:
+    assert choose([], 0.0, POLICY, COSTS) == []
+
+
+def test_rows_of_like_lengths_go_together() -> None:
+    waiting = [unit(length) for length in (250, 8, 249, 7, 251, 6)]
+    batch = set(choose(waiting, 0.0, POLICY, COSTS))
+    assert len(batch) > 1
+    assert batch <= {0, 2, 4} or batch <= {1, 3, 5}
+
+
+def test_where_a_call_costs_the_same_whatever_is_in_it_all_go_together() -> None:
+    flat = linear(0.01, 1e-9)
+    waiting = [unit(length, costs=flat) for length in (250, 8, 249, 7, 251, 6)]
+    assert sorted(choose(waiting, 0.0, POLICY, flat)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_where_cells_are_all_that_costs_a_few_rows_are_as_good_as_many_and_done_sooner() -> None:
+    for costs, rows in ((linear(1e-6, 1e-4), 1), (linear(0.01, 1e-6), 16)):
+        waiting = [unit(128, costs=costs) for _ in range(16)]
+        assert len(choose(waiting, 0.0, POLICY, costs)) == rows
+
+
+def test_the_oldest_is_not_passed_for_ever() -> None:
+    short = [unit(8) for _ in range(20)]
+    backlog = sum(each.worth for each in short) + unit(250).worth
+    assert 0 not in choose([unit(250, place=-0.1 * backlog), *short], 0.0, POLICY, COSTS)
+    assert 0 in choose([unit(250, place=-(PATIENCE + 0.1) * backlog), *short], 0.0, POLICY, COSTS)
+    # ... and where its time runs, sooner.
+    in_time = unit(250, place=-0.01, deadline=-0.01 + 0.01 / SHARE)
+    assert 0 in choose([in_time, *(unit(8, deadline=1.0) for _ in range(2))], 0.0, POLICY, COSTS)
+
+
+@settings(max_examples=25)
+@given(lengths=st.lists(st.integers(1, 256), min_size=1, max_size=12), arrivals=st.lists(st.integers(1, 16)))
+def test_all_are_served_in_the_end_and_none_after_all_who_came_much_later(
+    lengths: list[int], arrivals: list[int]
+) -> None:
+    """A stream of short rows never lets a long one wait for longer than a few times all the work there is."""
+    now, waiting, coming = 0.0, [unit(length) for length in lengths], list(arrivals)
+    most = 0.0
+    while waiting:
+        batch = choose(waiting, now, POLICY, COSTS)
+        work = sum(each.worth for each in waiting)
+        longest = max(waiting[at].longest for at in batch)
+        took = COSTS.seconds(len(batch), longest)
+        most = max(most, PATIENCE * work + 2 * took + COSTS.seconds(16, 128))
+        now += took
+        assert all(now - waiting[at].place <= most * (1 + len(lengths)) for at in batch)
+        waiting = [each for at, each in enumerate(waiting) if at not in batch]
+        if coming:
+            waiting.append(unit(coming.pop(), place=now))
+
+
+@given(jobs=st.lists(st.tuples(st.sampled_from(LENGTHS), st.integers(1, 60)), min_size=1, max_size=5))
+def test_as_many_are_in_time_as_can_be(jobs: list[tuple[int, int]]) -> None:
+    """Row by row, where every order was tried."""
+    policy = BatchPolicy(max_rows=1, lengths=LENGTHS)
+    waiting = [unit(length, deadline=ms / 1e3, policy=policy) for length, ms in jobs]
+
+    def in_time(order: tuple[Unit, ...]) -> int:
+        done = count = 0.0
+        for each in order:
+            done += COSTS.seconds(1, each.longest)
+            count += done <= each.deadline
+        return int(count)
+
+    best = max(in_time(order) for order in permutations(waiting))
+    now, count, left = 0.0, 0, list(waiting)
+    while left:
+        (at,) = choose(left, now, policy, COSTS)
+        now += COSTS.seconds(1, left[at].longest)
+        count += now <= left[at].deadline
+        left.pop(at)
+        left = [each for each in left if each.deadline >= now]  # those whose time is over leave
+    assert count == best
 
 
 @pytest.mark.parametrize(
-    ("lengths", "count"),
+    ("lengths", "rows"),
     [
-        ([], 0),
-        ([1, 1, 1, 1], 4),
-        ([1, 1, 1, 1, 1], 4),
-        ([3, 3, 3], 2),
-        ([2, 5], 1),  # the second row would pad both to 5
-        ([8, 1], 1),
+        ([5], [[0]]),
+        ([60, 61, 62], [[0, 1, 2]]),
+        ([8] * 20, [16, 4]),  # more than the engine takes
+        (
+            [250, 8, 8, 8, 8, 8, 8, 8],
+            [[0], [1, 2, 3, 4, 5, 6, 7]],
+        ),  # padding would cost more than a second call
     ],
 )
-def test_the_oldest_go_first(lengths: list[int], count: int) -> None:
-    assert take(lengths, BatchPolicy(max_rows=4, max_cells=8)) == count
+def test_a_packed_request_runs_as_packed_where_it_fits(lengths: list[int], rows: list[Any]) -> None:
+    found = packs(lengths, POLICY, COSTS)
+    assert sorted(at for pack in found for at in pack) == list(range(len(lengths)))
+    assert all(len(pack) <= POLICY.rows(max(POLICY.padded(lengths[at]) for at in pack)) for pack in found)
+    if all(isinstance(each, list) for each in rows):
+        assert sorted(found) == rows
+    else:
+        assert len(found) >= len(rows)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "count"),
-    [
-        ([64] * 9, 8),
-        ([65] * 9, 2),
-        ([65, 1, 1], 2),  # all are padded to the longest
-        ([1, 1, 1, 65], 3),  # a long row would leave room for two
-        ([512, 512], 1),
-        ([9_999, 1], 1),
-    ],
-)
-def test_of_long_rows_fewer_go_together_where_the_engine_takes_fewer(lengths: list[int], count: int) -> None:
+@given(lengths=st.lists(st.integers(1, 256), min_size=1, max_size=60))
+def test_packs_lose_no_row_and_keep_the_limits(lengths: list[int]) -> None:
+    found = packs(lengths, POLICY, COSTS)
+    assert sorted(at for pack in found for at in pack) == list(range(len(lengths)))
+    for pack in found:
+        assert len(pack) <= POLICY.rows(max(POLICY.padded(lengths[at]) for at in pack))
+
+
+@pytest.mark.parametrize(("length", "rows"), [(64, 8), (65, 2), (128, 2), (512, 1), (9_999, 1)])
+def test_of_long_rows_fewer_go_together_where_the_engine_takes_fewer(length: int, rows: int) -> None:
     steps = ((128, 2), (64, 8), (512, 1))
-    assert take(lengths, BatchPolicy(max_rows=8, steps=steps)) == count
+    assert BatchPolicy(max_rows=8, steps=steps).rows(length) == rows
+
+
+def test_lengths_are_padded_to_the_next_one_that_is_there() -> None:
+    assert [POLICY.padded(length) for length in (1, 8, 9, 256, 300)] == [8, 8, 16, 256, 300]
 
 
 @pytest.mark.parametrize("name", ["max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"])

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from alula.codecs import Row, TextCodec, collate, fit, row_outputs, within
+from alula.codecs import Row, TextCodec, collate, fit, padded_lengths, row_outputs, within
 from alula.codecs.lengths import cut_first, cut_longest, cut_second
+from alula.codecs.rows import stepped
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
@@ -211,11 +212,11 @@ def test_rows_are_padded_to_a_given_length() -> None:
 @pytest.mark.parametrize(
     ("texts", "batch", "length", "shape"),
     [
-        (["a"], Range(1, 4, 4), Range(2, 8, 48), (1, 16)),
+        (["a"], Range(1, 4, 4), Range(2, 8, 48), (1, 4)),
         (["a b a b", "a"], Range(3, 4, 4), Range(2, 8, 8), (3, 8)),
         (["a"], Range(1, 1, 1), Range(24, 24, 24), (1, 24)),
         (["a " * 40], Range(1, 1, 1), Range(1, 8, 12), (1, 12)),
-        (["a"], Range(1, 1, 1), Range(1, 8, 512), (1, 10)),
+        (["a a a a a a a"], Range(1, 1, 1), Range(1, 8, 512), (1, 10)),
     ],
 )
 def test_rows_are_fitted_to_what_the_engine_was_built_for(
@@ -229,6 +230,15 @@ def test_rows_are_fitted_to_what_the_engine_was_built_for(
     assert feeds["input_ids"].shape == shape
     assert feeds["input_ids"][-1, : len(rows[-1].ids)].tolist() == list(rows[-1].ids)
     assert len(row_outputs({"logits": feeds["input_ids"]}, rows, reader.spec)) == len(texts)
+
+
+def test_lengths_are_padded_by_an_eighth_at_most_and_are_not_many() -> None:
+    assert padded_lengths(40) == (4, 8, 12, 16, 20, 24, 28, 32, 36, 40)
+    assert padded_lengths(50)[-3:] == (44, 48, 50), "the longest is what the engine takes"
+    assert len(padded_lengths(512)) == 40
+    for length in range(1, 2_000):
+        assert length <= stepped(length) <= max(length + 3, length * 9 / 8)
+        assert stepped(length) in padded_lengths(2_048)
 
 
 def test_types_are_zeros_where_the_tokenizer_gives_none() -> None:  # huggingface/optimum#1758

@@ -38,6 +38,7 @@ from alula.local import local_engine
 from alula.prove import VerifyRequest, verify_bundle
 from alula.serve import ServeOptions
 from alula.serve.arrays import Arrays
+from alula.serve.outcome import Outcome
 
 ENGINES = ("onnxruntime", "openvino")
 
@@ -257,10 +258,10 @@ def test_rows_of_a_served_bundle_are_those_of_the_file(pictures: Path, tmp_path:
     with closing(backend(engine.backend).open(engine)) as session:
         calls: list[tuple[int, ...]] = []
 
-        async def run(feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
+        async def run(feeds: Mapping[str, NDArray[np.generic]]) -> Outcome:
             calls.append(feeds["x"].shape)
             await asyncio.sleep(0)
-            return session.run(feeds)
+            return Outcome(outputs=session.run(feeds))
 
         async def answers() -> list[Mapping[str, NDArray[np.generic]]]:
             service = Arrays(bundle, run, options, lambda name, ran: None)

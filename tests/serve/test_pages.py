@@ -24,9 +24,10 @@ from alula.core.engine import Plan
 from alula.core.errors import Overloaded, ShapeError
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds
-from alula.serve.decoding import DECODERS
 from alula.serve.options import ServeOptions
+from alula.serve.outcome import Outcome
 from alula.serve.pages import Pages
+from alula.serve.pictures import DECODERS
 from alula.serve.uploads import Upload
 
 PAGES = "tiny/text-detection"
@@ -172,10 +173,10 @@ class Engine:
         self.open = asyncio.Event()
         self.shapes: list[tuple[int, ...]] = []
 
-    async def run(self, feeds: Feeds) -> Feeds:
+    async def run(self, feeds: Feeds) -> Outcome:
         self.shapes.append(feeds["x"].shape)
         await self.open.wait()
-        return bright(feeds)
+        return Outcome(outputs=bright(feeds))
 
 
 def pages_of(bundle: Path, engine: Engine, plan: Plan | None = None, **limits: Any) -> Pages:

@@ -140,6 +140,7 @@ def test_what_the_engine_refuses_takes_no_place_in_the_line(tmp_path: Path) -> N
             refused = server.post(TEXT, {"prompt": [300]})
             assert refused.status_code == 400
             assert "the prompt has token 300; the model knows 0..257" in refused.text
+            wait_until(lambda: is_quiet(server))  # until the engine has confirmed that it let go
             both = server.post(TEXT, {"prompt": [[97, 65], [300]]})
             assert both.status_code == 400
             wait_until(lambda: is_quiet(server))

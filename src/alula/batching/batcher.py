@@ -4,43 +4,86 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import chain
+from math import ceil, inf
 from time import monotonic
 from typing import Generic, TypeAlias, TypeVar
 
+from alula.batching.costs import Costs
 from alula.batching.pace import Pace
-from alula.batching.policy import BatchPolicy, take
+from alula.batching.policy import BatchPolicy, Unit, choose, packs, worth
 from alula.core.errors import InputError, Overloaded
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+AHEAD = 2
+"""Batches that are with the engine at most: one that runs, and one that is ready when that ends."""
+LEAD_S = 0.002
+"""So long before a batch is expected to end the next one is chosen: to collate and send it takes less."""
+OVERRUN = 0.5
+"""A batch that takes so much longer than expected may take any time: nothing is sent ahead then, so that who leaves
+meanwhile is not run.
+"""
 
-@dataclass(frozen=True, slots=True)
-class _Waiting(Generic[In, Out]):
-    row: In
-    length: int
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered(Generic[Out]):
+    """The results of a batch's rows, in their order.
+
+    `seconds` is how long the engine worked, where it says so; `replayed` whether it replayed what it had recorded of
+    this shape, where it records any.
+    """
+
+    results: Sequence[Out]
+    seconds: float | None = None
+    replayed: bool | None = None
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Request(Generic[In, Out]):
+    """The rows of one caller: their results as they come, and who waits for all of them."""
+
+    rows: Sequence[In]
+    lengths: Sequence[int]
     since: float
-    place: float
-    reply: asyncio.Future[Out]
-    siblings: list[asyncio.Future[Out]]
+    reply: asyncio.Future[None]
+    results: dict[int, Out]
     told: Told
 
     def fail(self, error: Exception) -> None:
-        """Hand the error over; the other rows of the request are worthless now and need not run."""
+        """Hand the error over; rows that have not run are worthless now and need not."""
         if not self.reply.done():
             self.reply.set_exception(_own(error))
-            for sibling in self.siblings:
-                sibling.cancel()
+
+    def take(self, at: int, result: Out) -> None:
+        """One row is answered."""
+        self.results[at] = result
+        if len(self.results) == len(self.rows) and not self.reply.done():
+            self.reply.set_result(None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Waiting(Generic[In, Out]):
+    """Some rows of a request that run together."""
+
+    request: _Request[In, Out]
+    rows: Sequence[int]
+    unit: Unit
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.request.lengths[at] for at in self.rows]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ran:
-    """What is to be known of one batch after it ran: sizes, seconds of work, seconds each row waited before it."""
+    """What is to be known of one batch after it ran: sizes, seconds of work, seconds each row waited before it.
+
+    `longest` is what rows were padded to; `ran_before` says whether one of the same shape did.
+    """
 
     rows: int
     tokens: int
@@ -48,6 +91,8 @@ class Ran:
     seconds: float
     waited: tuple[float, ...]
     failed: bool
+    ran_before: bool = False
+    replayed: bool | None = None
 
 
 Told: TypeAlias = Callable[[float, float, float], None]
@@ -61,12 +106,12 @@ def _ignore(*_: object) -> None:
 class Batcher(Generic[In, Out]):
     """Runs `call` on batches of rows; `await submit(rows, lengths)` returns the results of those rows.
 
-    While one batch runs, the next one collects. That is the whole of the batching: an idle engine waits for nobody.
+    While one batch runs, the next one collects, and is sent shortly before that ends. An idle engine waits for nobody.
     """
 
     def __init__(
         self,
-        call: Callable[[list[In]], Awaitable[Sequence[Out]]],
+        call: Callable[[list[In]], Awaitable[Answered[Out]]],
         policy: BatchPolicy,
         *,
         observe: Callable[[Ran], None] = _ignore,
@@ -76,11 +121,14 @@ class Batcher(Generic[In, Out]):
         self._policy = policy
         self._observe = observe
         self._clock = clock
-        self._queue: deque[_Waiting[In, Out]] = deque()
-        self._tokens = 0
-        self._expected_rows = self._expected_tokens = 0
+        self.costs = Costs()
         self._pace = Pace()
-        self._arrived = asyncio.Event()
+        self._queue: list[_Waiting[In, Out]] = []
+        self._rows = self._tokens = 0
+        self._flying: list[asyncio.Task[None]] = []
+        self._until = self._ended = -inf
+        self._overrun_s = 0.0
+        self._changed = asyncio.Event()
         self._closing = False
         self._worker: asyncio.Task[None] | None = None
 
@@ -91,71 +139,90 @@ class Batcher(Generic[In, Out]):
     async def __aexit__(self, *_: object) -> None:
         """Stop admitting, and finish what was admitted."""
         self._closing = True
-        self._arrived.set()
+        self._changed.set()
         assert self._worker is not None
         await self._worker
 
     @property
     def waiting(self) -> int:
         """Rows in the queue; those whose request was cancelled have left it."""
-        return len(self._queue)
+        return self._rows
 
     def wait_s(self, rows: int = 0) -> float | None:
         """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
-        return self._pace.seconds_for(self.waiting + rows)
+        return self._pace.seconds_for(self._rows + rows)
 
-    @contextmanager
-    def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
-        """Refuse a request of so many rows as `submit` would, before anybody works on it, or keep a place for them.
+    def refuse_unless_room(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> None:
+        """Refuse a request of so many rows as `submit` would, before anybody works on it.
 
-        The place is kept as long as this lasts, which must end before `submit`. `tokens` are as many as are expected;
-        `share` is that of the queue which the request may fill, unless it is empty.
+        `tokens` are as many as are expected of it; `share` is that of the queue which it may fill, unless it is empty.
         """
-        tokens = max(tokens, rows)
-        self._admit(rows, tokens, share)
-        self._expected_rows += rows
-        self._expected_tokens += tokens
-        try:
-            yield
-        finally:
-            self._expected_rows -= rows
-            self._expected_tokens -= tokens
+        self._admit(rows, max(tokens, rows), share)
 
     async def submit(
-        self, rows: Sequence[In], lengths: Sequence[int], *, later_s: float = 0.0, told: Told = _ignore
+        self,
+        rows: Sequence[In],
+        lengths: Sequence[int],
+        *,
+        later_s: float = 0.0,
+        deadline: float = inf,
+        told: Told = _ignore,
     ) -> list[Out]:
         """Queue the rows of one request, all of them or none, and wait for their results in order.
 
         They stand in the queue as though they had come so many seconds later, or, where that is negative, sooner: so
-        some go before others, and nobody is passed by those who come more than that after them. `told` hears of each
-        row's times before its result is here.
+        some go before others, and nobody is passed by those who come more than that after them. By the `deadline`, on
+        the batcher's clock, nobody waits any more. `told` hears of each row's times before its result is here.
         """
         if (longest := max(lengths, default=0)) > self._policy.max_cells:
             raise InputError(f"a row has {longest} tokens; a batch holds {self._policy.max_cells}")
         self._admit(len(lengths), sum(lengths))
-        loop, now = asyncio.get_running_loop(), self._clock()
-        replies: list[asyncio.Future[Out]] = []
-        at = bisect_right(self._queue, now + later_s, key=lambda waiting: waiting.place)
-        last = at == len(self._queue)
-        for row, length in zip(rows, lengths, strict=True):
-            replies.append(loop.create_future())
-            waiting = _Waiting(row, length, now, now + later_s, replies[-1], replies, told)
-            if last:
-                self._queue.append(waiting)
-            else:
-                self._queue.insert(at, waiting)
-                at += 1
-        self._tokens += sum(lengths)
-        self._arrived.set()
+        now = self._clock()
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request: _Request[In, Out] = _Request(
+            rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told
+        )
+        self._enqueue(request, now + later_s, deadline)
         try:
-            return list(await asyncio.gather(*replies))
-        except asyncio.CancelledError:
+            await reply
+        except BaseException:
             # Whoever left, or came to the end of its time, makes room at once.
-            self._drop_cancelled()
+            self._drop_answered()
             raise
-        finally:
-            for reply in replies:
-                reply.cancel()
+        return [request.results[at] for at in range(len(rows))]
+
+    def _enqueue(self, request: _Request[In, Out], place: float, deadline: float) -> None:
+        policy = self._policy
+        padded = [policy.padded(length) for length in request.lengths]
+        at = bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)
+        self._queue[at:at] = [
+            _Waiting(
+                request,
+                rows,
+                Unit(
+                    rows=len(rows),
+                    longest=max(padded[row] for row in rows),
+                    worth=sum(worth(padded[row], policy, self.costs) for row in rows),
+                    place=place,
+                    deadline=deadline,
+                ),
+            )
+            for rows in packs(request.lengths, policy, self.costs)
+        ]
+        self._rows += len(padded)
+        self._tokens += sum(request.lengths)
+        if not self._flying or len(padded) == self._rows:
+            self._changed.set()
+
+    def _drop_answered(self) -> None:
+        """Let go of rows whose request nobody waits for any more, or that has failed."""
+        self._leave({waiting for waiting in self._queue if waiting.request.reply.done()})
+
+    def _leave(self, gone: set[_Waiting[In, Out]]) -> None:
+        if gone:
+            self._queue = [waiting for waiting in self._queue if waiting not in gone]
+            self._rows -= sum(len(waiting.rows) for waiting in gone)
+            self._tokens -= sum(sum(waiting.lengths) for waiting in gone)
 
     def _admit(self, rows: int, tokens: int, share: float = 1.0) -> None:
         """Refuse for good what the queue could never hold, and for now what it has no room for."""
@@ -168,68 +235,104 @@ class Batcher(Generic[In, Out]):
         if self._closing:
             raise Overloaded("the server is stopping", draining=True)
         if not self._has_room(rows, tokens, share):
-            self._drop_cancelled()
-            if not self._has_room(rows, tokens, share):
-                there, held = len(self._queue) + self._expected_rows, self._tokens + self._expected_tokens
-                raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
+            self._drop_answered()
+        if not self._has_room(rows, tokens, share):
+            raise Overloaded(
+                f"{self._rows} rows with {self._tokens} tokens are waiting", retry_s=self.wait_s()
+            )
 
     def _has_room(self, rows: int, tokens: int, share: float) -> bool:
-        there = len(self._queue) + self._expected_rows
-        if not there:
+        if not self._queue:
             return True
-        tokens += self._tokens + self._expected_tokens
-        rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
-        return rows_fit and tokens <= self._policy.max_waiting_tokens * share
-
-    def _drop_cancelled(self) -> None:
-        self._queue = deque(waiting for waiting in self._queue if not waiting.reply.done())
-        self._tokens = sum(waiting.length for waiting in self._queue)
+        rows_fit = self._rows + rows <= ceil(self._policy.max_waiting_rows * share)
+        return rows_fit and self._tokens + tokens <= self._policy.max_waiting_tokens * share
 
     async def _work(self) -> None:
-        while batch := await self._next():
-            started = self._clock()
-            failed: Exception | None = None
-            try:
-                results = await self._call([waiting.row for waiting in batch])
-                assert len(results) == len(batch), f"{len(batch)} rows in, {len(results)} out"
-            except Exception as error:  # the waiters get it, and the loop must live
-                failed, results = error, ()
-            ended = self._clock()
-            for waiting in batch:
-                waiting.told(waiting.since, started, ended)
-                if failed:
-                    waiting.fail(failed)
-            for waiting, result in zip(batch, results, strict=not failed):
-                if not waiting.reply.done():
-                    waiting.reply.set_result(result)
-            ran = _ran(batch, started, ended, failed=bool(failed))
-            if not failed:
-                self._pace = self._pace.after(ran.rows, ran.seconds)
-            self._observe(ran)
+        while await self._is_due():
+            batch = self._next()
+            task = asyncio.create_task(self._run(batch), name="batch")
+            self._flying.append(task)
+        if self._flying:
+            await asyncio.wait(self._flying)
 
-    async def _next(self) -> list[_Waiting[In, Out]]:
-        """The next batch, or an empty list once closed and drained."""
+    async def _is_due(self) -> bool:
+        """Wait until a batch is to be sent; false once closed and drained."""
         while True:
-            self._drop_cancelled()
-            if count := take((waiting.length for waiting in self._queue), self._policy):
-                batch = [self._queue.popleft() for _ in range(count)]
-                self._tokens -= sum(waiting.length for waiting in batch)
-                return batch
-            if self._closing:
-                return []
-            self._arrived.clear()
-            await self._arrived.wait()
+            early: float | None = None
+            self._drop_answered()
+            if not self._queue and self._closing:
+                return False
+            if self._queue and len(self._flying) < AHEAD:
+                early = self._until - LEAD_S - self._clock() if self._flying else 0.0
+                if -LEAD_S - self._overrun_s < early <= 0 or not self._flying:
+                    return True
+            self._changed.clear()
+            timer = None
+            if early is not None and 0 < early < inf:
+                timer = asyncio.get_running_loop().call_later(early, self._changed.set)
+            await self._changed.wait()
+            if timer:
+                timer.cancel()
+
+    def _next(self) -> list[_Waiting[In, Out]]:
+        """The next batch, with the engine's time told of it."""
+        now = self._clock()
+        start = max(now, self._until) if self._flying else now
+        chosen = choose([waiting.unit for waiting in self._queue], start, self._policy, self.costs)
+        batch = [self._queue[at] for at in chosen]
+        self._leave(set(batch))
+        rows, longest = _shape(batch)
+        seconds = self.costs.seconds(rows, longest) if self.costs.known else inf
+        self._until, self._overrun_s = start + seconds, OVERRUN * seconds
+        return batch
+
+    async def _run(self, batch: list[_Waiting[In, Out]]) -> None:
+        sent, (rows, longest) = self._clock(), _shape(batch)
+        places = [(waiting.request, at) for waiting in batch for at in waiting.rows]
+        answered: Answered[Out] | None = None
+        failed: Exception | None = None
+        try:
+            answered = await self._call([request.rows[at] for request, at in places])
+            assert len(answered.results) == len(places), f"{len(places)} rows in, {len(answered.results)} out"
+        except Exception as error:  # the waiters get it, and the loop must live
+            answered, failed = None, error
+        now = self._clock()
+        began, self._ended = max(sent, self._ended), now
+        self._landed(now)
+        for at, (request, row) in enumerate(places):
+            request.told(request.since, began, now)
+            if failed:
+                request.fail(failed)
+            elif answered:
+                request.take(row, answered.results[at])
+        ran = Ran(
+            rows=rows,
+            tokens=sum(chain.from_iterable(waiting.lengths for waiting in batch)),
+            longest=longest,
+            seconds=now - began,
+            waited=tuple(began - request.since for request, _ in places),
+            failed=bool(failed),
+            ran_before=self.costs.ran_before(rows, longest),
+            replayed=answered.replayed if answered else None,
+        )
+        if answered:
+            self.costs.learn(rows, longest, answered.seconds or ran.seconds)
+            self._pace = self._pace.after(rows, ran.seconds)
+        self._observe(ran)
+
+    def _landed(self, now: float) -> None:
+        """One batch less is with the engine; the other one, if there is one, begins."""
+        task = asyncio.current_task()
+        left = self._until - now
+        self._flying = [flying for flying in self._flying if flying is not task]
+        if not self._flying or left < 0:
+            self._until = now
+        self._changed.set()
 
 
-def _ran(batch: Sequence[_Waiting[In, Out]], started: float, ended: float, *, failed: bool) -> Ran:
-    return Ran(
-        rows=len(batch),
-        tokens=sum(waiting.length for waiting in batch),
-        longest=max(waiting.length for waiting in batch),
-        seconds=ended - started,
-        waited=tuple(started - waiting.since for waiting in batch),
-        failed=failed,
-    )
+def _shape(batch: Sequence[_Waiting[In, Out]]) -> tuple[int, int]:
+    """Rows, and the length that they are padded to."""
+    return sum(waiting.unit.rows for waiting in batch), max(waiting.unit.longest for waiting in batch)
 
 
 def _own(error: Exception) -> Exception:

@@ -1,11 +1,32 @@
-"""How many requests go into a batch. Pure: no clock, no queue, no engine."""
+"""Which of the waiting requests go into a batch. Pure: no clock, no queue, no engine.
+
+A batch is padded to its longest row, so rows of like lengths go together; where a call costs little beside its cells,
+few rows are as good as many, and those who are in the batch are answered sooner. What holds is said by the costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
 
+from alula.batching.costs import Costs
 from alula.core.errors import InputError
+
+GOOD = 0.96
+"""A batch that is worth so much of the best one per second is as good, if it is done sooner."""
+HOPELESS = 0.85
+"""Adding rows ends where a batch has fallen below so much of the best one: the rest are shorter still."""
+LOOKED_AT = 256
+"""Of those who wait, so many of the oldest are looked at for each batch."""
+PATIENCE = 2.0
+"""The oldest is passed until it has waited so many times as long as all who wait take."""
+SHARE = 0.25
+"""... or for so much of the time that it has."""
+WHOLE = 1.25
+"""A request's rows stay together unless that costs so many times what they cost by length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +34,8 @@ class BatchPolicy:
     """Limits on one engine call, in rows and cells (rows x padded length), and on the queue, in rows and tokens.
 
     `steps` are pairs of a length and how many rows an engine takes at once up to it, where it takes fewer long rows.
+    `lengths` are those that rows are padded to, ascending; a length beyond the last one is its own. Unless rows may
+    be `mixed`, only those of one padded length go together.
     """
 
     max_rows: int = 32
@@ -20,6 +43,8 @@ class BatchPolicy:
     max_waiting_rows: int = 1_024
     max_waiting_tokens: int = 524_288
     steps: tuple[tuple[int, int], ...] = ()
+    lengths: tuple[int, ...] = ()
+    mixed: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"):
@@ -29,20 +54,173 @@ class BatchPolicy:
     def rows(self, longest: int) -> int:
         """How many rows go together whose longest has so many tokens; one goes always."""
         beside = max((rows for length, rows in self.steps if length >= longest), default=1)
-        return min(self.max_rows, beside) if self.steps else self.max_rows
+        most = min(self.max_rows, beside) if self.steps else self.max_rows
+        return max(1, min(most, self.max_cells // max(longest, 1)))
+
+    def padded(self, length: int) -> int:
+        """The length that a row of so many tokens is padded to at least."""
+        at = bisect_left(self.lengths, length)
+        return self.lengths[at] if at < len(self.lengths) else length
 
 
-def take(lengths: Iterable[int], policy: BatchPolicy) -> int:
-    """How many of the waiting requests, oldest first, to run together now.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """What runs together: a row, or several rows of one request.
 
-    A batch is padded to its longest row, so it costs rows * longest cells.
-    The first request always fits: admission has already refused what no batch could hold.
+    `longest` is padded, `worth` the seconds its rows cost in good company; `place` orders those who wait, `deadline` is
+    when nobody waits for it any more.
     """
-    longest = 0
-    count = 0
-    for length in lengths:
-        longest = max(longest, length)
-        if count and (count >= policy.rows(longest) or (count + 1) * longest > policy.max_cells):
+
+    rows: int
+    longest: int
+    worth: float
+    place: float
+    deadline: float = inf
+
+
+def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
+    """Seconds that a row of this padded length costs where it is one of a full batch of its own length."""
+    return costs.row_seconds(length, policy.rows(length))
+
+
+def choose(waiting: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
+    """The places in `waiting`, which is in the order of `place`, of what runs next; `start` is when it does.
+
+    It is the batch that is worth most per second. The oldest unit is in it, unless it came but a short while ago, as
+    long as all can be in time; where they cannot, the most urgent of those that most can be.
+    """
+    if not waiting:
+        return []
+    looked_at = waiting[:LOOKED_AT]
+    slack = _slack(looked_at, start)
+    if slack >= 0 and not _waits_long(looked_at, start):
+        batch = _best(looked_at, range(len(looked_at)), policy, costs)
+        if batch.seconds <= slack:
+            return batch.members
+    first = _most_in_time(looked_at, start) if slack < 0 else 0
+    return _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
+
+
+def _slack(waiting: Sequence[Unit], start: float) -> float:
+    """How much later all could begin to run in their order, and still be in time; negative where not all are."""
+    done, slack = start, inf
+    for unit in waiting:
+        done += unit.worth
+        slack = min(slack, unit.deadline - done)
+    return slack
+
+
+def _waits_long(waiting: Sequence[Unit], start: float) -> bool:
+    """Whether the oldest unit is to be passed no more, so that nobody waits for ever."""
+    oldest = waiting[0]
+    backlog = sum(unit.worth for unit in waiting)
+    return start - oldest.place >= min(PATIENCE * backlog, SHARE * (oldest.deadline - oldest.place))
+
+
+def _most_in_time(waiting: Sequence[Unit], start: float) -> int:
+    """The most urgent of as many as can be in time.
+
+    By the deadline, leaving out the longest so far whenever one is late: J. M. Moore, "An n job, one machine sequencing
+    algorithm for minimizing the number of late jobs", Management Science 15 (1968).
+    """
+    done = start
+    kept: list[tuple[float, int]] = []
+    for at in sorted(range(len(waiting)), key=lambda at: (waiting[at].deadline, at)):
+        heappush(kept, (-waiting[at].worth, at))
+        done += waiting[at].worth
+        if done > waiting[at].deadline:
+            longest, _ = heappop(kept)
+            done += longest
+    in_time = [at for _, at in kept] or range(len(waiting))
+    return min(in_time, key=lambda at: (waiting[at].deadline, at))
+
+
+def _best(
+    waiting: Sequence[Unit],
+    firsts: Sequence[int],
+    policy: BatchPolicy,
+    costs: Costs,
+    *,
+    within_s: float = inf,
+) -> _Batch:
+    """The best batch with one of these units in it, over all lengths that it can be padded to.
+
+    It takes no more than so many seconds, if one does.
+    """
+    order = sorted(range(len(waiting)), key=lambda at: (-waiting[at].longest, at))
+    own = min(waiting[at].longest for at in firsts)
+    found: list[_Batch] = []
+    for length in sorted({unit.longest for unit in waiting if unit.longest >= own}):
+        from_here = bisect_left(order, -length, key=lambda at: -waiting[at].longest)
+        first = firsts[0] if len(firsts) == 1 else order[from_here]
+        places = [first, *(at for at in order[from_here:] if at != first)]
+        if not policy.mixed:
+            places = [at for at in places if waiting[at].longest == length]
+        if places[0] == first and waiting[first].rows <= policy.rows(length):
+            found += _growing([(waiting[at], at) for at in places], length, policy.rows(length), costs)
+    found = [batch for batch in found if batch.seconds <= within_s] or found
+    best = max(batch.value for batch in found)
+    return min((batch for batch in found if batch.value >= GOOD * best), key=_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a batch is worth per second, how long it takes, and the first `count` of `places` that are in it."""
+
+    value: float
+    seconds: float
+    places: list[int]
+    count: int
+
+    @property
+    def members(self) -> list[int]:
+        return self.places[: self.count]
+
+
+def _seconds(batch: _Batch) -> float:
+    return batch.seconds
+
+
+def _growing(units: Sequence[tuple[Unit, int]], length: int, room: int, costs: Costs) -> list[_Batch]:
+    """Batches of this length and at most so many rows: the first unit, and ever more of the others, by their places."""
+    rows, value, best = 0, 0.0, 0.0
+    places: list[int] = []
+    found: list[_Batch] = []
+    for unit, at in units:
+        if rows + unit.rows > room:
+            continue
+        rows, value = rows + unit.rows, value + unit.worth
+        places.append(at)
+        seconds = costs.seconds(rows, length)
+        found.append(_Batch(value / seconds, seconds, places, len(places)))
+        best = max(best, value / seconds)
+        if value / seconds < HOPELESS * best or rows == room:
             break
-        count += 1
-    return count
+    return found
+
+
+def packs(lengths: Sequence[int], policy: BatchPolicy, costs: Costs) -> list[list[int]]:
+    """What of one request's rows runs together, by their places: all of it where it fits, else rows of like lengths."""
+    if len(lengths) == 1:
+        return [[0]]
+    padded = [policy.padded(length) for length in lengths]
+    whole, split = max(padded), _by_length(padded, policy, costs)
+    if len(padded) > policy.rows(whole) or not (policy.mixed or min(padded) == whole):
+        return split
+    apart = sum(costs.seconds(len(each), max(padded[at] for at in each)) for each in split)
+    return [list(range(len(padded)))] if costs.seconds(len(padded), whole) <= WHOLE * apart else split
+
+
+def _by_length(padded: Sequence[int], policy: BatchPolicy, costs: Costs) -> list[list[int]]:
+    """The longest row and what is best beside it, and so on with those that are left."""
+    left = sorted(range(len(padded)), key=lambda at: (-padded[at], at))
+    found = []
+    while left:
+        units = [
+            Unit(rows=1, longest=padded[at], worth=worth(padded[at], policy, costs), place=0.0)
+            for at in left[: policy.rows(padded[left[0]])]
+        ]
+        batch = set(_best(units, [0], policy, costs).members)
+        found.append(sorted(left[at] for at in batch))
+        left = [row for at, row in enumerate(left) if at not in batch]
+    return found

@@ -16,14 +16,13 @@ from alula.codecs.pictures import (
     decode,
     decode_sheet,
     outlined,
-    pixels_in,
     straightened,
     to_jpeg,
 )
 from alula.codecs.places import places_of
 from alula.codecs.raster import Raster, blue_first
 from alula.codecs.recognition import Line, RecognitionCodec
-from alula.codecs.rows import Row, collate, fit, row_outputs, within
+from alula.codecs.rows import Row, collate, fit, padded_lengths, row_outputs, within
 from alula.codecs.seen import Seen, given_of, patches_of, with_images
 from alula.codecs.text import TextCodec, read_config
 from alula.codecs.vectors import vectors
@@ -69,8 +68,8 @@ __all__ = [
     "images_codec",
     "messages_of",
     "outlined",
+    "padded_lengths",
     "patches_of",
-    "pixels_in",
     "places_of",
     "read_config",
     "relevance",

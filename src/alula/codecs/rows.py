@@ -16,12 +16,8 @@ SPECIAL = -1
 """The source and the word of a token that comes from no text."""
 
 
-STEP = 16
-"""Lengths are padded to multiples of this, since OpenVINO keeps kernels for every length it has met.
-
-MiniLM, 400 random shapes of 1..8 rows and 4..64 tokens: 449 MiB resident and rising with lengths as they come,
-287 MiB and flat with multiples of 8, 265 MiB and flat with multiples of 16.
-"""
+STEP = 4
+"""Lengths are padded to multiples of this at least; long ones to multiples of an eighth of the power of two below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +68,27 @@ def within(spec: ModelSpec, profile: Profile) -> ModelSpec:
     return replace(spec, max_length=min(spec.max_length, profile.axes["length"].max))
 
 
+def stepped(length: int) -> int:
+    """The length that a row of so many tokens is padded to at least: at most an eighth more, or `STEP` less one.
+
+    OpenVINO keeps kernels for every length it has met, so there must not be too many: these are 36 up to 256.
+    """
+    step = max(STEP, (1 << max(length - 1, 0).bit_length()) // 16)
+    return -(-length // step) * step
+
+
+def padded_lengths(most: int) -> tuple[int, ...]:
+    """Every length that rows of at most so many tokens are padded to, ascending."""
+    return tuple(sorted({min(stepped(length), most) for length in range(1, most + 1)}))
+
+
 def fit(rows: Sequence[Row], spec: ModelSpec, profile: Profile) -> Feeds:
-    """Rows as a batch that the engine takes: the length a multiple of `STEP`, both axes within the profile.
+    """Rows as a batch that the engine takes: the length `stepped`, both axes within the profile.
 
     An engine with a smallest batch gets the last row again; `row_outputs` leaves out what it says about those.
     """
     longest = max((len(row.ids) for row in rows), default=0)
-    length = min(profile.axes["length"].max, spec.max_length, -(-longest // STEP) * STEP)
+    length = min(profile.axes["length"].max, spec.max_length, stepped(longest))
     if profile.most("batch", {"length": length}) < len(rows):
         length = longest  # one of several profiles may end between two steps
     sizes = profile.padded({"batch": len(rows), "length": length})

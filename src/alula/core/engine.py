@@ -120,6 +120,16 @@ class Warming(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class Recording(Session, Protocol):
+    """A session that records the launches of a shape, and replays them when it comes again."""
+
+    @property
+    def replays(self) -> int:
+        """How many calls were replayed so far."""
+        ...
+
+
 class Backend(Protocol):
     """Two verbs per runtime. A third needs an argument in review."""
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from alula.batching import Answered
 from alula.bundles import Bundle
 from alula.core.errors import InputError, ShapeError
 from alula.core.profile import admit
 from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.serve.options import ServeOptions
+from alula.serve.outcome import Outcome, answered
 from alula.serve.service import Batched, Observe, Run
 
 ROWS = "batch"
@@ -45,28 +47,31 @@ class Arrays(Batched[Feeds]):
         admit(self._inputs, self._profile, _again(rows[:1], least))
         return joined(await self._queued(rows, [1] * count))
 
-    async def _call(self, rows: list[Feeds]) -> list[Feeds]:
+    async def _call(self, rows: list[Feeds]) -> Answered[Feeds]:
         """Rows of one shape go together, as many as the engine takes of it."""
         if not self.by_row:
-            return [await self._run(feeds) for feeds in rows]
+            each = [await self._run(feeds) for feeds in rows]
+            return answered([one.outputs for one in each], each)
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for at, row in enumerate(rows):
             groups.setdefault(tuple(row[spec.name].shape for spec in self._inputs), []).append(at)
         found: dict[int, Feeds] = {}
+        ran: list[Outcome] = []
         for places in groups.values():
-            found.update(await self._group(rows, places))
-        return [found[at] for at in range(len(rows))]
+            await self._group(rows, places, found, ran)
+        return answered([found[at] for at in range(len(rows))], ran)
 
-    async def _group(self, rows: Sequence[Feeds], places: Sequence[int]) -> Mapping[int, Feeds]:
-        found: dict[int, Feeds] = {}
+    async def _group(
+        self, rows: Sequence[Feeds], places: Sequence[int], found: dict[int, Feeds], ran: list[Outcome]
+    ) -> None:
+        """Rows of one shape, whose outputs are put where they belong."""
         sizes = self._sizes(rows[places[0]])
         most = max(self._profile.most(ROWS, sizes), 1)
         for some in (places[at : at + most] for at in range(0, len(places), most)):
             padded = self._profile.padded({**sizes, ROWS: len(some)}, keep=sizes)[ROWS]
-            outputs = await self._run(_again([rows[at] for at in some], padded))
+            ran.append(await self._run(_again([rows[at] for at in some], padded)))
             for nth, at in enumerate(some):
-                found[at] = {name: array[nth : nth + 1] for name, array in outputs.items()}
-        return found
+                found[at] = {name: array[nth : nth + 1] for name, array in ran[-1].outputs.items()}
 
     def _sizes(self, row: Feeds) -> dict[str, int]:
         """Of the axes beside that of rows."""

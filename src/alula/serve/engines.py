@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
-from alula.core.engine import Session
+from alula.core.engine import Recording, Session
 from alula.core.errors import AlulaError, DeviceLostError
 from alula.generate import Generator, Piece
 from alula.serve import sequences, wire
 from alula.serve.named import Named
 from alula.serve.process import Opening
 from alula.serve.sequences import Load
+from alula.serve.trying import timings
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,13 @@ class Engines:
         try:
             bundle.refuse_if_replaced()
             opened = self._opener(bundle.root, self._opening)
+            tried = [] if isinstance(opened, Generator) else timings(opened, self._clock)
             bundle.refuse_if_replaced()
         except Exception as error:
             return _failure(model, error)
         if not isinstance(opened, Generator):
             self._sessions[model] = opened
-            return Message(kind=Kind.READY, number=model)
+            return Message(kind=Kind.READY, number=model, meta={"timings": tried})
         self._generators[model] = opened
         return Message(kind=Kind.READY, number=model, meta={"holds": opened.holds})
 
@@ -77,12 +79,18 @@ class Engines:
 
     def _run(self, message: Message) -> Message:
         """Run one batch."""
+        began = self._clock()
         try:
-            outputs = self._sessions[message.meta["model"]].run(message.arrays)
+            session = self._sessions[message.meta["model"]]
+            before = _replays(session)
+            outputs = session.run(message.arrays)
         except Exception as error:
             self.lost = isinstance(error, DeviceLostError)
             return _failure(message.number, error)
-        return Message(kind=Kind.RESULT, number=message.number, arrays=outputs)
+        meta: dict[str, float | bool] = {"seconds": self._clock() - began}
+        if before is not None:
+            meta["replayed"] = _replays(session) != before
+        return Message(kind=Kind.RESULT, number=message.number, meta=meta, arrays=outputs)
 
     def _stepped(self, generator: Generator) -> Sequence[Piece]:
         """Go one step on; where the device is lost, nobody who is here gets any further."""
@@ -100,7 +108,7 @@ class Engines:
                 raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
             request, within_s, later_s = sequences.asked(message)
             generator, now = self._generators[message.meta["model"]], self._clock()
-            generator.add(message.number, request, deadline=now + within_s, place=now + later_s, since=now)
+            generator.add(message.number, request, deadline=now + within_s, place=now + later_s)
         except Exception as error:
             return _failure(message.number, error)
         return Message(kind=Kind.RESULT, number=message.number)
@@ -115,6 +123,10 @@ def _failure(number: int, error: Exception) -> Message:
     if not isinstance(error, AlulaError):
         log.error("message %d failed", number, exc_info=error)
     return wire.failure(number, error)
+
+
+def _replays(session: Session) -> int | None:
+    return session.replays if isinstance(session, Recording) else None
 
 
 def _load(generator: Generator) -> Load:

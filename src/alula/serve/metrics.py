@@ -26,6 +26,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
+_HIT = {True: "hit", False: "miss"}
+
 # A second series for every counter and histogram, which nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -51,7 +53,7 @@ class Metrics:
         )
         self._queue_seconds = Histogram(
             "alula_queue_duration_seconds",
-            "From the admission of a row, or of an answer, to its first batch",
+            "From a row's admission to the start of its batch",
             ["model"],
             buckets=SECONDS,
             registry=registry,
@@ -75,6 +77,30 @@ class Metrics:
         )
         self._tokens = Counter(
             "alula_tokens", "Tokens run, padding not counted", ["model"], registry=registry
+        )
+        self._cells = Counter(
+            "alula_batch_cells",
+            "Rows times the length they were padded to; what is not in alula_tokens_total of it is padding",
+            ["model"],
+            registry=registry,
+        )
+        self._buckets = Counter(
+            "alula_batch_bucket",
+            "Batches by the length they were padded to",
+            ["model", "length"],
+            registry=registry,
+        )
+        self._shapes = Counter(
+            "alula_batch_shape_hits",
+            "Batches of a shape that ran before (hit) or not (miss)",
+            ["model", "outcome"],
+            registry=registry,
+        )
+        self._graphs = Counter(
+            "alula_graph_hits",
+            "Batches that replayed a recorded graph (hit) or not (miss); of engines that record any",
+            ["model", "outcome"],
+            registry=registry,
         )
         self._failed = Counter(
             "alula_batches_failed", "Batches without an answer", ["model"], registry=registry
@@ -117,6 +143,8 @@ class Metrics:
         self.images(model, ran)
         if not ran.failed:
             self._tokens.labels(model).inc(ran.tokens)
+            self._cells.labels(model).inc(ran.rows * ran.longest)
+            self._buckets.labels(model, str(ran.longest)).inc()
 
     def images(self, model: str, ran: Ran) -> None:
         """One batch was run, of rows that have no tokens."""
@@ -124,6 +152,9 @@ class Metrics:
             self._queue_seconds.labels(model).observe(waited)
         self._batch_rows.labels(model).observe(ran.rows)
         self._batch_seconds.labels(model).observe(ran.seconds)
+        self._shapes.labels(model, _HIT[ran.ran_before]).inc()
+        if ran.replayed is not None:
+            self._graphs.labels(model, _HIT[ran.replayed]).inc()
         self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))
         if ran.failed:
             self._failed.labels(model).inc()
@@ -131,10 +162,6 @@ class Metrics:
     def prompts(self, model: str, tokens: int) -> None:
         """Prompts of so many tokens were admitted."""
         self._prompt_tokens.labels(model).inc(tokens)
-
-    def queued(self, model: str, seconds: float) -> None:
-        """An answer waited so long before it was let into the running batch."""
-        self._queue_seconds.labels(model).observe(seconds)
 
     def written(self, model: str, tokens: int, seconds: float, *, first: bool) -> None:
         """So many tokens of one answer came so long after those before, or, the first ones, after the admission."""

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from alula.batching import Answered
 from alula.bundles import Bundle
 from alula.codecs import DetectionCodec, Page, each_image, images_codec
 from alula.codecs.images import Pixels
 from alula.core.errors import InputError, Overloaded
 from alula.core.tensor import Feeds
-from alula.serve.decoding import DECODERS
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
-from alula.serve.pictures import Uploaded
+from alula.serve.outcome import answered
+from alula.serve.pictures import DECODERS, Uploaded
 from alula.serve.service import Observe, Run
 from alula.serve.uploads import Upload
 
@@ -61,13 +62,7 @@ class Pages(Uploaded[Page]):
             raise InputError("no image is given; expected at least one")
         self._admit(len(images), "images")
         if self.waiting and self.waiting + len(images) > self.policy.max_waiting_rows:
-            raise Overloaded(
-                f"{self.waiting} pages are waiting", retry_s=self.batcher.wait_s(len(self._outside))
-            )
-        with self._decoders.expecting(sum(await self._decoders.sizes(images))):
-            return await self._all(images, read)
-
-    async def _all(self, images: Sequence[Upload], read: Callable[[Feeds, Page], R]) -> list[R]:
+            raise Overloaded(f"{self.waiting} pages are waiting")
         reading = [asyncio.ensure_future(self._one(image, read)) for image in images]
         self._outside.update(reading)
         try:
@@ -78,14 +73,15 @@ class Pages(Uploaded[Page]):
                 each.cancel()
 
     async def _one(self, image: Upload, read: Callable[[Feeds, Page], R]) -> R:
+        loop = asyncio.get_running_loop()
         async with self._places:
             self._outside.discard(asyncio.current_task())
-            page = await self._decoders.run(lambda: self.codec.encode(image.content, image.name))
+            page = await loop.run_in_executor(self._decoders, self.codec.encode, image.content, image.name)
             sizes = self._sizes(page)
             # Refused by itself, and not together with the pages of others that it would be run with.
             self._profile.padded({**sizes, "batch": 1}, keep=sizes)
             (output,) = await self._queued([page], [sizes.get("width", 1)])
-            return await self._decoders.run(lambda: read(output, page))
+            return await loop.run_in_executor(self._decoders, read, output, page)
 
     def _boxes(self, output: Feeds, page: Page) -> list[dict[str, Any]]:
         return [asdict(box) for box in self.codec.read(output, page)]
@@ -98,21 +94,23 @@ class Pages(Uploaded[Page]):
         sides = zip(self._sides, page.pixels.shape[1:], strict=True)
         return {axis: size for axis, size in sides if isinstance(axis, str)}
 
-    async def _call(self, pages: list[Page]) -> list[Feeds]:
+    async def _call(self, pages: list[Page]) -> Answered[Feeds]:
         """Pages of one size go together, as many as the engine takes of it."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for at, page in enumerate(pages):
             groups.setdefault(page.pixels.shape, []).append(at)
         loop = asyncio.get_running_loop()
         found: dict[int, Feeds] = {}
+        ran = []
         for places in groups.values():
             most = self._together(self._sizes(pages[places[0]]))
             for some in (places[at : at + most] for at in range(0, len(places), most)):
                 feeds = await loop.run_in_executor(
                     None, self.codec.collate, [pages[at] for at in some], self._profile
                 )
-                found.update(zip(some, each_image(await self._run(feeds), len(some)), strict=True))
-        return [found[at] for at in range(len(pages))]
+                ran.append(await self._run(feeds))
+                found.update(zip(some, each_image(ran[-1].outputs, len(some)), strict=True))
+        return answered([found[at] for at in range(len(pages))], ran)
 
     def _together(self, sizes: Mapping[str, int]) -> int:
         """How many pages of one size the engine takes in one call."""

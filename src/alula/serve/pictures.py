@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from alula.batching import Answered
 from alula.bundles import Bundle
 from alula.codecs import DetectionCodec, RecognitionCodec, classes, each_image, images_codec, vectors
 from alula.codecs.images import Pixels
 from alula.codecs.recognition import STEP
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
-from alula.serve.decoding import Decoders
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
+from alula.serve.outcome import answered
 from alula.serve.service import Batched, Observe, Run
 from alula.serve.uploads import Upload
 
@@ -24,13 +27,16 @@ T = TypeVar("T")
 READING = ("image-classification", "image-embeddings", "text-detection", "text-recognition")
 """Tasks whose models are served here."""
 
+DECODERS = 2
+"""Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
+
 
 class Uploaded(Batched[T]):
     """A bundle being served that reads images: who decodes them, and the batcher in front of its engine."""
 
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
         super().__init__(bundle, bundle.model, run, options, observe)
-        self._decoders = Decoders(options)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
 
     @abstractmethod
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
@@ -81,8 +87,17 @@ class Pictures(Uploaded[Pixels]):
         """What the engine gives for each image."""
         if not images:
             raise InputError("no image is given; expected at least one")
-        with self._expecting(len(images), "images"):
-            pixels = await self._decoders.each(images, lambda one: self.codec.encode(one.content, one.name))
+        self._admit(len(images), "images")
+        loop = asyncio.get_running_loop()
+        decoding = [
+            loop.run_in_executor(self._decoders, self.codec.encode, image.content, image.name)
+            for image in images
+        ]
+        try:
+            pixels = [await each for each in decoding]
+        finally:
+            for each in decoding:
+                each.cancel()
         return await self._queued(pixels, [self._cost(image) for image in pixels])
 
     def _rows(self, batch: Pixels) -> list[Pixels]:
@@ -99,14 +114,15 @@ class Pictures(Uploaded[Pixels]):
         """Columns of a line, which differ; any other image costs what all of them do."""
         return image.shape[2] if isinstance(self.codec, RecognitionCodec) else 1
 
-    async def _call(self, images: list[Pixels]) -> list[Feeds]:
+    async def _call(self, images: list[Pixels]) -> Answered[Feeds]:
         """Lines of one width go together: nothing tells the model where a shorter one would end."""
         groups: dict[int, list[int]] = {}
         for at, image in enumerate(images):
             groups.setdefault(-(-self._cost(image) // STEP), []).append(at)
         found: dict[int, Feeds] = {}
+        ran = []
         for places in groups.values():
             feeds = self.codec.collate([images[at] for at in places], self._profile)
-            outputs = await self._run(feeds)
-            found.update(zip(places, each_image(outputs, len(places)), strict=True))
-        return [found[at] for at in range(len(images))]
+            ran.append(await self._run(feeds))
+            found.update(zip(places, each_image(ran[-1].outputs, len(places)), strict=True))
+        return answered([found[at] for at in range(len(images))], ran)

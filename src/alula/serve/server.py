@@ -20,11 +20,12 @@ from alula.serve.metrics import Metrics
 from alula.serve.named import Named
 from alula.serve.observed import Observer
 from alula.serve.options import ServeOptions
+from alula.serve.outcome import Outcome
 from alula.serve.pages import Pages
 from alula.serve.pictures import READING, Pictures, Uploaded
 from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
-from alula.serve.service import Service
+from alula.serve.service import Batched, Service
 from alula.serve.supervisor import Supervisor
 from alula.serve.usage import EngineUsage
 from alula.serve.writer import Writer
@@ -99,7 +100,9 @@ class Server:
             await asyncio.wait({started})
             if not started.cancelled():
                 started.exception()  # taken note of: the error of the bundle, if there is one, comes first
-        for service in services:
+        for at, service in enumerate(services):
+            if isinstance(service, Batched):
+                service.learn(self.supervisor.timings.get(at, ()))
             await self._at_work.enter_async_context(service.at_work())
         self.gate.loading = False
 
@@ -132,8 +135,8 @@ class Server:
         named.refuse_if_replaced()
         return service
 
-    def _runner(self, at: int) -> Callable[[Feeds], Awaitable[Feeds]]:
-        async def run(feeds: Feeds) -> Feeds:
+    def _runner(self, at: int) -> Callable[[Feeds], Awaitable[Outcome]]:
+        async def run(feeds: Feeds) -> Outcome:
             return await self.supervisor.run(at, feeds)
 
         return run

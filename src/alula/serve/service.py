@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from alula.batching import Batcher, BatchPolicy, Ran
+from alula.batching import Answered, Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
-from alula.codecs import Row, TextCodec, fit, row_outputs, within
+from alula.codecs import Row, TextCodec, fit, padded_lengths, row_outputs, within
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
@@ -19,20 +19,17 @@ from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
+from alula.serve.outcome import Outcome
 from alula.serve.records import current
+from alula.serve.trying import Timing, bundled
 
 T = TypeVar("T")
 R = TypeVar("R")
-Run: TypeAlias = Callable[[Feeds], Awaitable[Feeds]]
+Run: TypeAlias = Callable[[Feeds], Awaitable[Outcome]]
 Observe: TypeAlias = Callable[[str, Ran], None]
 
 INLINE_CHARACTERS = 4_000
 """Longer texts are tokenised in a thread, so that short requests do not stand behind them."""
-
-TOKENS_A_CHARACTER = 0.25
-"""What is expected of texts before any was read; then what they have, of which each request makes up `LEARNED`."""
-
-LEARNED = 0.05
 
 
 class Batched(ABC, Generic[T]):
@@ -48,6 +45,7 @@ class Batched(ABC, Generic[T]):
         self.batcher: Batcher[T, Feeds] = Batcher(
             self._call, self.policy, observe=lambda ran: observe(self.name, ran)
         )
+        self.learn(bundled(bundle.timings, bundle.engine(PART)))
         self._run = run
         self._max_client_batch = options.max_client_batch
 
@@ -66,21 +64,21 @@ class Batched(ABC, Generic[T]):
         """What one call of the engine holds."""
         return {"max_batch_rows": self.policy.max_rows}
 
+    def learn(self, timings: Iterable[Timing]) -> None:
+        """Take note of what batches cost, before the first one runs."""
+        for rows, length, seconds in timings:
+            self.batcher.costs.learn(rows, length, seconds, warm=True)
+
     def at_work(self) -> AbstractAsyncContextManager[object]:
         """Requests are answered as long as this lasts, and those that were admitted at its end."""
         return self.batcher
 
     def _admit(self, count: int, what: str) -> None:
         """Refuse a request before any work: for good if it brings too many, for now if there is no room."""
-        with self._expecting(count, what):
-            pass
-
-    def _expecting(self, count: int, what: str, tokens: int = 0) -> AbstractContextManager[object]:
-        """As `_admit`, and until the end of this others are refused as though what is expected of it waited already."""
         if count > self._max_client_batch:
             raise Refused(f"{count} {what} in one request; the limit is {self._max_client_batch}", status=413)
         current().asked(self.name, count)
-        return self.batcher.expecting(count, tokens, share=terms.current().share)
+        self.batcher.refuse_unless_room(count, share=terms.current().share)
 
     async def _queued(self, rows: Sequence[T], lengths: Sequence[int]) -> list[Feeds]:
         """The outputs of the rows of a request, which wait as urgently as it is."""
@@ -88,7 +86,7 @@ class Batched(ABC, Generic[T]):
         return await self.batcher.submit(rows, lengths, later_s=later_s, told=current().ran)
 
     @abstractmethod
-    async def _call(self, rows: list[T]) -> list[Feeds]:
+    async def _call(self, rows: list[T]) -> Answered[Feeds]:
         """The outputs of each row of a batch."""
 
 
@@ -98,37 +96,29 @@ class Service(Batched[Row]):
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
         spec = within(bundle.model, bundle.engine(PART).plan.profile)
         self.codec = TextCodec.open(bundle.tokenizer, spec)
-        self._tokens_a_character = TOKENS_A_CHARACTER
         super().__init__(bundle, spec, run, options, observe)
 
     async def answer(
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
     ) -> tuple[Sequence[Row], list[Feeds]]:
-        """The rows of one request and their outputs; refused before any work if they are too many, or too long."""
-        expected = min(round(characters * self._tokens_a_character), count * self.spec.max_length)
-        rows = await self.read(count, characters, encode, expected)
+        """The rows of one request and their outputs; refused before any work if they are too many."""
+        rows = await self.read(count, characters, encode)
         lengths = [max(len(row.ids), 1) for row in rows]
         current().tokens += sum(lengths)
-        if characters:
-            found = min(sum(lengths) / characters, 1.0)
-            self._tokens_a_character += LEARNED * (found - self._tokens_a_character)
         return rows, await self._queued(rows, lengths)
 
-    async def read(self, count: int, characters: int, encode: Callable[[], R], tokens: int = 0) -> R:
-        """What the tokenizer makes of so many texts; refused before any work if they are too many.
-
-        `tokens` are those that will wait for a batch, as far as the number of characters tells.
-        """
+    async def read(self, count: int, characters: int, encode: Callable[[], R]) -> R:
+        """What the tokenizer makes of so many texts; refused before any work if they are too many."""
         if count < 1:
             raise InputError("the list of inputs is empty; expected at least one")
-        with self._expecting(count, "inputs", tokens):
-            if characters <= INLINE_CHARACTERS:
-                return encode()
-            return await asyncio.get_running_loop().run_in_executor(None, encode)
+        self._admit(count, "inputs")
+        if characters <= INLINE_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(None, encode)
 
-    async def _call(self, rows: list[Row]) -> list[Feeds]:
-        outputs = await self._run(fit(rows, self.spec, self._profile))
-        return list(row_outputs(outputs, rows, self.spec))
+    async def _call(self, rows: list[Row]) -> Answered[Feeds]:
+        ran = await self._run(fit(rows, self.spec, self._profile))
+        return ran.answered(row_outputs(ran.outputs, rows, self.spec))
 
 
 def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPolicy:
@@ -149,4 +139,5 @@ def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPol
             for part in profile.tuned
             if "batch" in part.axes
         ),
+        lengths=padded_lengths(longest) if spec.reads_text else (),
     )

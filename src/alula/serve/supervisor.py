@@ -17,9 +17,11 @@ from alula.core.tensor import Feeds
 from alula.generate import Piece, Request
 from alula.serve import sequences, wire
 from alula.serve.named import BundleReplaced, Named
+from alula.serve.outcome import Outcome
 from alula.serve.process import EngineProcess, Opening
 from alula.serve.sequences import Load
 from alula.serve.streams import Stream, Streams
+from alula.serve.trying import Timing
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Supervisor:
         self._reader: asyncio.Task[None] | None = None
         self.loads: dict[int, Load] = {}
         self.holds: dict[int, int] = {}
+        self.timings: dict[int, list[Timing]] = {}
         self.state: State = "starting"
         self.restarts = 0
         self.reason = ""
@@ -88,13 +91,17 @@ class Supervisor:
         self._keeper = asyncio.create_task(self._keep(), name="engine keeper")
         self._watcher = asyncio.create_task(self._watch(), name="engine watcher")
 
-    async def run(self, model: int, feeds: Feeds) -> Feeds:
+    async def run(self, model: int, feeds: Feeds) -> Outcome:
         """Run one batch. Raises what the engine raised, or `EngineAway` if it died."""
         current = self._ready()
         (answer,) = await self._ask(
             current, [Message(kind=Kind.RUN, number=self._next(), meta={"model": model}, arrays=feeds)]
         )
-        return answer.arrays
+        return Outcome(
+            outputs=answer.arrays,
+            seconds=answer.meta.get("seconds"),
+            replayed=answer.meta.get("replayed"),
+        )
 
     async def write(
         self,
@@ -185,7 +192,11 @@ class Supervisor:
         opened = [self._expect(model) for model in range(len(self._bundles))]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
         for model, answer in enumerate(await asyncio.gather(*opened)):
-            self.holds[model] = _unless_failed(answer).meta.get("holds", 0)
+            meta = _unless_failed(answer).meta
+            self.holds[model] = meta.get("holds", 0)
+            self.timings[model] = [
+                (rows, length, seconds) for rows, length, seconds in meta.get("timings", ())
+            ]
         self._pending.clear()
         self.state, self.reason = "ready", ""
 

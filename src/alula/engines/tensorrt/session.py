@@ -139,6 +139,11 @@ class TensorRtSession:
             self._beds = Beds(loaded, self._cuda, self._plan, (self.inputs, self.outputs))
         return self._beds
 
+    @property
+    def replays(self) -> int:
+        """How many calls replayed a graph."""
+        return self.stats.replayed
+
     def warm_up(self, shapes: Sequence[Mapping[str, int]]) -> None:
         """Capture these shapes and time them: from now on, calls are padded to one of them where that is faster."""
         made = []
