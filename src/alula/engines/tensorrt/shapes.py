@@ -15,8 +15,8 @@ Key = tuple[int, ...]
 def of_two(profile: Profile) -> Profile:
     """A decoder's steps of one token as steps of one or two, and everything else as it is.
 
-    TensorRT 8.6.0 gets attention wrong, in fp32 too, where it knows that every head has just one query (FLAN-T5-small on
-    an H200: 1 to 20 per cent off from the first layer on; right where a step may have two).
+    TensorRT 8.6.0 gets attention wrong, in fp32 too, where it knows that every head has just one query (FLAN-T5-small
+    on an H200: 1 to 20 per cent off from the first layer on; right where a step may have two).
     """
     length = profile.axes.get("length")
     if length is None or length.max > 1 or PAST not in profile.axes:
