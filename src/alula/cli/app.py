@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "What a bundle holds and what it is worth.",
     "run": "One answer, without a server.",
     "serve": "Bundles behind HTTP.",
+    "top": "A running server, watched.",
     "ocr": "Pages of images and PDFs, read.",
     "doctor": "What this machine can do, and what is missing.",
 }
