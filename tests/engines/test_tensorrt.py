@@ -571,16 +571,22 @@ def test_tensorrt_itself_compiles_on_the_gpu_only(
         module.TensorRt("tensorrt").compile(graph, replace(PLAN, strip_weights=True), tmp_path / "engine")
 
 
-def test_steps_of_one_token_are_told_as_steps_of_one_or_two() -> None:
-    """Where a version gets attention of one query wrong; prompts, and models that answer in one call, stay."""
-    cache = {"past": Range(64, 64, 128), "batch": Range(1, 1, 8)}
-    step = Profile({**cache, "length": Range(1, 1, 1), "total": Range(65, 65, 129)})
-    told = of_two(step)
+def test_steps_behind_a_source_are_told_as_steps_of_one_or_two() -> None:
+    """Where a version gets a T5's wrong; prompts, decoders alone, and models that answer in one call, stay."""
+    cache = {"past": Range(64, 64, 128), "source": Range(1, 8, 16)}
+    one = {"length": Range(1, 1, 1), "total": Range(65, 65, 129)}
+    told = of_two(Profile({**cache, **one}))
     assert told.axes == {**cache, "length": Range(1, 1, 2), "total": Range(65, 65, 130)}
-    prompt = Profile({**cache, "length": Range(1, 8, 16), "total": Range(65, 72, 144)})
-    encoder = Profile({"batch": Range(1, 1, 8), "length": Range(1, 1, 1)})
-    assert of_two(prompt) is prompt
-    assert of_two(encoder) is encoder
-    assert features_of("tensorrt", (8, 6, 0)).one_query_wrong
-    assert not features_of("tensorrt", (10, 0)).one_query_wrong
-    assert not features_of("tensorrt-rtx", (1, 2)).one_query_wrong
+    stay = (
+        {**cache, "length": Range(1, 8, 16), "total": Range(65, 72, 144)},
+        {"past": Range(64, 64, 128), **one},
+        {"batch": Range(1, 1, 8), "length": Range(1, 1, 1)},
+    )
+    for axes in stay:
+        assert of_two(Profile(axes)).axes == axes
+    wrong = [
+        features_of("tensorrt", (8, 6, 0)),
+        features_of("tensorrt", (10, 0)),
+        features_of("tensorrt-rtx", (1, 2)),
+    ]
+    assert [each.one_query_wrong for each in wrong] == [True, False, False]

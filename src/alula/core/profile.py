@@ -11,7 +11,8 @@ from alula.core.tensor import Feeds, TensorSpec, axis_sizes
 
 PAST = "past"
 """The axis of what a decoder has seen before, which may be empty."""
-
+SOURCE = "source"
+"""The axis of what an encoder in front of it has read."""
 
 GRID = ("down", "across")
 """The axes of an image that is read beside a prompt, in patches."""

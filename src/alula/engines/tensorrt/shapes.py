@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alula.core.profile import PAST, Profile, Range
+from alula.core.profile import PAST, SOURCE, Profile, Range
 from alula.core.tensor import TensorSpec
 
 Key = tuple[int, ...]
@@ -13,13 +13,14 @@ Key = tuple[int, ...]
 
 
 def of_two(profile: Profile) -> Profile:
-    """A decoder's steps of one token as steps of one or two, and everything else as it is.
+    """Steps of one token of a decoder that reads a source, as steps of one or two; everything else as it is.
 
-    TensorRT 8.6.0 gets attention wrong, in fp32 too, where it knows that every head has just one query (FLAN-T5-small
-    on an H200: 1 to 20 per cent off from the first layer on; right where a step may have two).
+    TensorRT 8.6.0 gets the decoder of a T5 wrong where it knows that there is just one query, in fp32 too (2 to 25 per
+    cent off from the first layer on), and right where a step may have two. A LLaMA's is right as it is, with as
+    many heads of keys and with fewer, and would take longer.
     """
     length = profile.axes.get("length")
-    if length is None or length.max > 1 or PAST not in profile.axes:
+    if length is None or length.max > 1 or not {PAST, SOURCE} <= set(profile.axes):
         return profile
     total = profile.axes["total"]
     wider = {"length": Range(1, 1, 2), "total": Range(total.min, total.opt, total.max + 1)}
