@@ -327,6 +327,19 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     assert not session.held
 
 
+def test_with_the_first_token_comes_how_long_a_request_waited() -> None:
+    generator, _ = new(replace(AMPLE, sequences=1))
+    generator.add(1, greedy(3, most=2), since=10.0)
+    generator.add(2, greedy(3, most=2), since=11.0)
+    came = [(at, piece) for at in (10.0, 12.0, 15.0, 19.0) for piece in generator.step(at)]
+    assert [(at, piece.id, piece.waited_s) for at, piece in came] == [
+        (10.0, 1, 0.0),
+        (12.0, 1, None),
+        (15.0, 2, 4.0),
+        (19.0, 2, None),
+    ]
+
+
 def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
     generator, session = new(replace(AMPLE, sequences=1))
     for id in (1, 2):

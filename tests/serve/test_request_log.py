@@ -134,6 +134,7 @@ def test_answers_that_are_written_have_their_first_token_and_their_tokens(writer
     with running([writers["chat"]], log_format="json") as server:
         server.post("/v1/chat/completions", chat, **{"x-request-id": "whole"})
         server.post("/v1/chat/completions", {**chat, "stream": True, "n": 2}, **{"x-request-id": "stream"})
+        assert metric(server, "alula_queue_duration_seconds_count", model="tiny/text-generation") == 3
         _, _, err = server.stop()
     lines = by_id(err)
     for name, answers in (("whole", 1), ("stream", 2)):
@@ -141,6 +142,7 @@ def test_answers_that_are_written_have_their_first_token_and_their_tokens(writer
         assert (line["outcome"], line["items"]) == ("ok", answers)
         assert line["written"] == lines["whole"]["written"] * answers > 1
         assert 0 < line["first_token_ms"] <= line["ms"]
+        assert 0 <= line["queue_ms"] <= line["first_token_ms"]
         assert line["compute_ms"] <= line["ms"]
 
 

@@ -81,6 +81,7 @@ def test_very_many_pieces_go_in_several_messages_that_each_fit() -> None:
             tokens=(Chosen(token=150_000, logprob=-1.2345678901234567, top=top),),
             ending=None,
             stopped_by=None,
+            waited_s=0.25,
         )
         for at in range(1000)
     ]

@@ -33,6 +33,7 @@ class Piece:
     """What a step gave of one answer; an `ending` or an `error` is the last that is heard of it.
 
     `text` is what may be sent now, which may be nothing. `stopped_by` is the end token or stop string that ended it.
+    With the first token comes how long the request `waited_s` in the line.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Piece:
     ending: Ending | None = None
     stopped_by: int | str | None = None
     error: str = ""
+    waited_s: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,10 +53,17 @@ class _Sequence:
     given: Feeds
     answer: Answer
     seen: Seen
+    since: float
+    waited_s: float | None = None
     random: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = generator(self.request.sampling.seed)
+
+    def let_in(self, now: float) -> None:
+        """It need not wait any more; one that had to go back to the line did so before."""
+        if not self.answer.tokens:
+            self.waited_s = now - self.since
 
     def tokens(self, chunk: Chunk) -> tuple[int, ...]:
         """Those of prompt and answer that a chunk names."""
@@ -108,7 +117,7 @@ class Generator:
         """The most tokens that a prompt and its answer have together."""
         return self.limits.holds
 
-    def add(
+    def add(  # noqa: PLR0913 - six, which is as many as a function may have here
         self,
         id: int,
         request: Request,
@@ -116,10 +125,11 @@ class Generator:
         given: Feeds = NOTHING_GIVEN,
         deadline: float = inf,
         place: float = 0.0,
+        since: float = 0.0,
     ) -> None:
         """Put a request in the line; `given` is what its sequence is started with, if that is not its source.
 
-        Who has a smaller `place` goes first; of one place who came first.
+        Who has a smaller `place` goes first; of one place who came first. It waits `since` then.
 
         Raises InputError for what could never be answered, and Overloaded where the line is full.
         """
@@ -135,6 +145,7 @@ class Generator:
             given=given or request.given,
             answer=Answer(request.stopping, self._decode, self._unsettled),
             seen=Seen(vocabulary, request.prompt),
+            since=since,
         )
 
     def cancel(self, id: int) -> None:
@@ -157,6 +168,8 @@ class Generator:
         self.preempted += len(step.preempted)
         for id in step.preempted:
             self._session.release(id)
+        for id in step.admitted:
+            self._sequences[id].let_in(now)
         failed = self._start(step.admitted)
         chunks = [chunk for chunk in step.chunks if chunk.id not in failed]
         pieces += failed.values()
@@ -215,7 +228,14 @@ class Generator:
         except AlulaError as error:
             return Piece(id=id, error=str(error))
         answer = sequence.answer
-        return Piece(id=id, text=text, tokens=(chosen,), ending=answer.ending, stopped_by=answer.stopped_by)
+        return Piece(
+            id=id,
+            text=text,
+            tokens=(chosen,),
+            ending=answer.ending,
+            stopped_by=answer.stopped_by,
+            waited_s=sequence.waited_s if len(answer.tokens) == 1 else None,
+        )
 
     def _forget(self, ids: Iterable[int]) -> None:
         gone = [id for id in ids if id in self._sequences]

@@ -108,7 +108,7 @@ class Engines:
                 raise wire.WireError(f"{message.kind.name} is for the front to receive")  # noqa: TRY301
             request, within_s, later_s = sequences.asked(message)
             generator, now = self._generators[message.meta["model"]], self._clock()
-            generator.add(message.number, request, deadline=now + within_s, place=now + later_s)
+            generator.add(message.number, request, deadline=now + within_s, place=now + later_s, since=now)
         except Exception as error:
             return _failure(message.number, error)
         return Message(kind=Kind.RESULT, number=message.number)

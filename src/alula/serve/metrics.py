@@ -53,7 +53,7 @@ class Metrics:
         )
         self._queue_seconds = Histogram(
             "alula_queue_duration_seconds",
-            "From a row's admission to the start of its batch",
+            "From the admission of a row, or of an answer, to its first batch",
             ["model"],
             buckets=SECONDS,
             registry=registry,
@@ -162,6 +162,10 @@ class Metrics:
     def prompts(self, model: str, tokens: int) -> None:
         """Prompts of so many tokens were admitted."""
         self._prompt_tokens.labels(model).inc(tokens)
+
+    def queued(self, model: str, seconds: float) -> None:
+        """An answer waited so long before it was let into the running batch."""
+        self._queue_seconds.labels(model).observe(seconds)
 
     def written(self, model: str, tokens: int, seconds: float, *, first: bool) -> None:
         """So many tokens of one answer came so long after those before, or, the first ones, after the admission."""

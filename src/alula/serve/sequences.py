@@ -99,11 +99,11 @@ def load(message: Message) -> Load:
 
 def _written(piece: Piece) -> list[Any]:
     tokens = [[chosen.token, chosen.logprob, chosen.top] for chosen in piece.tokens]
-    return [piece.id, piece.text, tokens, piece.ending, piece.stopped_by, piece.error]
+    return [piece.id, piece.text, tokens, piece.ending, piece.stopped_by, piece.error, piece.waited_s]
 
 
 def _read(raw: Sequence[Any]) -> Piece:
-    id, text, tokens, ending, stopped_by, error = raw
+    id, text, tokens, ending, stopped_by, error, waited_s = raw
     return Piece(
         id=id,
         text=text,
@@ -114,4 +114,5 @@ def _read(raw: Sequence[Any]) -> Piece:
         ending=ending,
         stopped_by=stopped_by,
         error=error,
+        waited_s=waited_s,
     )

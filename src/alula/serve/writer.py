@@ -256,7 +256,9 @@ class _Seen:
         if not piece.tokens:
             return
         now = monotonic()
-        self._record.wrote(self._begin, now, len(piece.tokens))
+        self._record.wrote(self._begin, now, len(piece.tokens), piece.waited_s)
+        if piece.waited_s is not None:
+            self._metrics.queued(self._model, piece.waited_s)
         seconds, self._last[at] = now - self._last[at], now
         self._metrics.written(self._model, len(piece.tokens), seconds, first=not self._begun[at])
         self._begun[at] = True
