@@ -396,33 +396,42 @@ def test_a_share_of_the_queue_is_kept_for_others_and_none_of_an_empty_one() -> N
         async with Batcher(gate, BatchPolicy(max_rows=1, max_waiting_rows=4)) as batcher:
             running = ask(batcher, 1)
             await settle()
-            batcher.refuse_unless_room(4, share=0.5)
+            with batcher.expecting(4, share=0.5):
+                pass
             waiting = ask(batcher, 2)
             await settle()
-            batcher.refuse_unless_room(1, share=0.5)
-            batcher.refuse_unless_room(3)
-            with pytest.raises(Overloaded, match="1 rows with 1 tokens are waiting"):
-                batcher.refuse_unless_room(2, share=0.5)
+            with batcher.expecting(1, share=0.5), batcher.expecting(1):
+                pass
+            with (
+                pytest.raises(Overloaded, match="1 rows with 1 tokens are waiting"),
+                batcher.expecting(2, share=0.5),
+            ):
+                pass
             gate.open.set()
             await asyncio.gather(running, waiting)
 
     run(scenario)
 
 
-def test_expected_tokens_are_refused_before_anybody_counts_them() -> None:
+def test_what_is_expected_keeps_its_place_before_anybody_counts_its_tokens() -> None:
     async def scenario() -> None:
         gate = Gate()
-        policy = BatchPolicy(max_rows=1, max_cells=90, max_waiting_tokens=100)
+        policy = BatchPolicy(max_rows=1, max_cells=90, max_waiting_tokens=100, max_waiting_rows=3)
         async with Batcher(gate, policy) as batcher:
             running = ask(batcher, 1)
             await settle()
-            waiting = ask(batcher, 2, length=90)
-            await settle()
-            batcher.refuse_unless_room(1, 10)
-            with pytest.raises(Overloaded, match="1 rows with 90 tokens are waiting"):
-                batcher.refuse_unless_room(1, 11)
+            with batcher.expecting(2, 90), batcher.expecting(1, 10):
+                for rows, tokens in ((1, 0), (1, 1)):
+                    with (
+                        pytest.raises(Overloaded, match="3 rows with 100 tokens are waiting"),
+                        batcher.expecting(rows, tokens),
+                    ):
+                        pass
+                with pytest.raises(Overloaded):
+                    await batcher.submit([3], [1])
+            after = ask(batcher, 3, 4, length=50)
             gate.open.set()
-            await asyncio.gather(running, waiting)
+            assert [*await asyncio.gather(running, after)] == [[10], [30, 40]]
 
     run(scenario)
 

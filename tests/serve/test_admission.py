@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -186,6 +187,36 @@ def test_who_is_urgent_goes_first_and_a_full_queue_keeps_room_for_them(
         _, _, log = server.stop()
     done = [line["request_id"] for line in map(json.loads, log.splitlines())]
     assert [id for id in done if id.startswith("of-")] == ["of-high", "of-normal", "of-low"]
+
+
+def test_long_texts_are_refused_before_they_are_tokenised_where_no_room_is_for_them(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    options = {"max_waiting_tokens": 60, "max_client_batch": 1}
+    with served.gated(bundles["embeddings"], gate, **options) as server, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.post, "/embed", {"inputs": "slow"})]
+        wait_until(lambda: metric(server, "alula_requests_active") == 1)
+        asked.append(pool.submit(server.post, "/embed", {"inputs": "a " * 40}))
+        wait_until(lambda: metric(server, "alula_queue_size") == 1)
+        full = server.post("/embed", {"inputs": "hello world " * 10})
+        assert (full.status_code, full.json()["error_type"]) == (429, "overloaded")
+        assert "1 rows with 42 tokens are waiting" in full.json()["error"]
+        short = pool.submit(server.post, "/embed", {"inputs": "a b"})
+        gate.touch()
+        assert [each.result().status_code for each in (*asked, short)] == [200] * 3
+
+
+def test_images_are_counted_in_pixels_before_any_is_decoded(tmp_path: Path) -> None:
+    reader = served.make_reader(tmp_path / "reader")
+    images = [base64.b64encode(served.picture((255, 0, 0))).decode()] * 7
+    with served.running([reader], max_image_pixels=100, max_waiting_pixels=100) as server:
+        many = server.post("/predict", {"inputs": images})
+        assert (many.status_code, many.json()["error"]) == (
+            413,
+            "images of 112 pixels in one request; the limit is 100",
+        )
+        assert server.post("/predict", {"inputs": images[:6]}).status_code == 200
 
 
 def test_no_key_is_in_the_log_and_the_name_behind_it_is_no_secret(bundles: dict[str, Path]) -> None:

@@ -24,10 +24,10 @@ from alula.core.engine import Plan
 from alula.core.errors import Overloaded, ShapeError
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds
+from alula.serve.decoding import DECODERS
 from alula.serve.options import ServeOptions
 from alula.serve.outcome import Outcome
 from alula.serve.pages import Pages
-from alula.serve.pictures import DECODERS
 from alula.serve.uploads import Upload
 
 PAGES = "tiny/text-detection"

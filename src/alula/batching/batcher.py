@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil, inf
@@ -122,6 +123,7 @@ class Batcher(Generic[In, Out]):
         self._observe = observe
         self._clock = clock
         self.costs = Costs()
+        self._expected_rows = self._expected_tokens = 0
         self._pace = Pace()
         self._queue: list[_Waiting[In, Out]] = []
         self._rows = self._tokens = 0
@@ -152,12 +154,22 @@ class Batcher(Generic[In, Out]):
         """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
         return self._pace.seconds_for(self._rows + rows)
 
-    def refuse_unless_room(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> None:
-        """Refuse a request of so many rows as `submit` would, before anybody works on it.
+    @contextmanager
+    def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
+        """Refuse a request of so many rows as `submit` would, before anybody works on it, or keep a place for them.
 
-        `tokens` are as many as are expected of it; `share` is that of the queue which it may fill, unless it is empty.
+        The place is kept as long as this lasts, which must end before `submit`. `tokens` are as many as are expected;
+        `share` is that of the queue which the request may fill, unless it is empty.
         """
-        self._admit(rows, max(tokens, rows), share)
+        tokens = max(tokens, rows)
+        self._admit(rows, tokens, share)
+        self._expected_rows += rows
+        self._expected_tokens += tokens
+        try:
+            yield
+        finally:
+            self._expected_rows -= rows
+            self._expected_tokens -= tokens
 
     async def submit(
         self,
@@ -237,15 +249,16 @@ class Batcher(Generic[In, Out]):
         if not self._has_room(rows, tokens, share):
             self._drop_answered()
         if not self._has_room(rows, tokens, share):
-            raise Overloaded(
-                f"{self._rows} rows with {self._tokens} tokens are waiting", retry_s=self.wait_s()
-            )
+            there, held = self._rows + self._expected_rows, self._tokens + self._expected_tokens
+            raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
 
     def _has_room(self, rows: int, tokens: int, share: float) -> bool:
-        if not self._queue:
+        there = self._rows + self._expected_rows
+        if not there:
             return True
-        rows_fit = self._rows + rows <= ceil(self._policy.max_waiting_rows * share)
-        return rows_fit and self._tokens + tokens <= self._policy.max_waiting_tokens * share
+        tokens += self._tokens + self._expected_tokens
+        rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
+        return rows_fit and tokens <= self._policy.max_waiting_tokens * share
 
     async def _work(self) -> None:
         while await self._is_due():

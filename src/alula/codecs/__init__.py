@@ -16,6 +16,7 @@ from alula.codecs.pictures import (
     decode,
     decode_sheet,
     outlined,
+    pixels_in,
     straightened,
     to_jpeg,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "outlined",
     "padded_lengths",
     "patches_of",
+    "pixels_in",
     "places_of",
     "read_config",
     "relevance",

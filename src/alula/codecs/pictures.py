@@ -52,6 +52,15 @@ def decode(image: Path | bytes, name: str = "", *, most_pixels: int = MOST_PIXEL
         return _rgb(_upright(opened), opened.format or "", called)
 
 
+def pixels_in(image: Path | bytes, name: str = "", *, most_pixels: int = MOST_PIXELS) -> int:
+    """How many pixels an image has, by its head; nothing is decoded. One that has too many is refused."""
+    called = _called(image, name)
+    with _translated(called), _opened(image, called) as opened:
+        _check_size(opened, called, most_pixels)
+        width, height = opened.size
+    return width * height
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sheet:
     """One page of a file of images: its pixels (height, width, colour), upright, and what the file says of it.

@@ -69,6 +69,9 @@ class ServeOptions:
     )
     max_image_bytes: int = setting(16_000_000, "Size of a request's body with images in it.", least=1)
     max_image_pixels: int = setting(50_000_000, "Pixels of an image.", least=1)
+    max_waiting_pixels: int = setting(
+        1_000_000_000, "Pixels of images that may wait to be decoded, per model; beyond that 429.", least=1
+    )
     max_connections: int = setting(1_000, "Connections at once; beyond that 503.", least=1)
     body_timeout_s: float = setting(30.0, "Seconds a request's body may take to arrive.", above=0)
     timeout_s: float = setting(

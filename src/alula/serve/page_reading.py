@@ -73,7 +73,9 @@ def asked(catalogue: Catalogue, fields: Fields) -> Asked:
 async def one_page(asked: Asked) -> tuple[Page, Scan]:
     """The page of an image; refused before it is decoded where there is no room to read it."""
     asked.writer.refuse_unless_room(1)
-    scan = await asked.writer.aside(lambda: _scan(asked))
+    _refuse_unless_image(asked.file)
+    with asked.writer.expecting(sum(await asked.writer.sizes([asked.file]))):
+        scan = await asked.writer.aside(lambda: _scan(asked))
     return (await read(asked, scan) if readable(scan) else Page.of(scan)), scan
 
 
@@ -102,11 +104,15 @@ async def _written(asked: Asked, request: Request, waits: bool) -> Written:
         answers.close()
 
 
+def _refuse_unless_image(file: Upload) -> None:
+    if (kind := kind_of_bytes(file.content)) != "image":
+        takes = " (/ocr/pdf takes PDFs)" * (kind == "pdf")
+        raise InputError(f"{file.name} is a {kind}; expected an image{takes}")
+
+
 def _scan(asked: Asked) -> Scan:
     """An image's one page, upright and looked at."""
     begun, (content, name) = perf_counter(), (asked.file.content, asked.file.name)
-    if (kind := kind_of_bytes(content)) != "image":
-        raise InputError(f"{name} is a {kind}; expected an image{' (/ocr/pdf takes PDFs)' * (kind == 'pdf')}")
     if (pages := count_sheets(content, name)) > 1:
         raise InputError(f"{name} has {pages} pages; expected one: send it to /ocr/pdf")
     scan = decoded(content, name, 0, asked.taking())

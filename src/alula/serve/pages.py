@@ -13,10 +13,11 @@ from alula.codecs import DetectionCodec, Page, each_image, images_codec
 from alula.codecs.images import Pixels
 from alula.core.errors import InputError, Overloaded
 from alula.core.tensor import Feeds
+from alula.serve.decoding import DECODERS
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.outcome import answered
-from alula.serve.pictures import DECODERS, Uploaded
+from alula.serve.pictures import Uploaded
 from alula.serve.service import Observe, Run
 from alula.serve.uploads import Upload
 
@@ -62,7 +63,13 @@ class Pages(Uploaded[Page]):
             raise InputError("no image is given; expected at least one")
         self._admit(len(images), "images")
         if self.waiting and self.waiting + len(images) > self.policy.max_waiting_rows:
-            raise Overloaded(f"{self.waiting} pages are waiting")
+            raise Overloaded(
+                f"{self.waiting} pages are waiting", retry_s=self.batcher.wait_s(len(self._outside))
+            )
+        with self._decoders.expecting(sum(await self._decoders.sizes(images))):
+            return await self._all(images, read)
+
+    async def _all(self, images: Sequence[Upload], read: Callable[[Feeds, Page], R]) -> list[R]:
         reading = [asyncio.ensure_future(self._one(image, read)) for image in images]
         self._outside.update(reading)
         try:
@@ -73,15 +80,14 @@ class Pages(Uploaded[Page]):
                 each.cancel()
 
     async def _one(self, image: Upload, read: Callable[[Feeds, Page], R]) -> R:
-        loop = asyncio.get_running_loop()
         async with self._places:
             self._outside.discard(asyncio.current_task())
-            page = await loop.run_in_executor(self._decoders, self.codec.encode, image.content, image.name)
+            page = await self._decoders.run(lambda: self.codec.encode(image.content, image.name))
             sizes = self._sizes(page)
             # Refused by itself, and not together with the pages of others that it would be run with.
             self._profile.padded({**sizes, "batch": 1}, keep=sizes)
             (output,) = await self._queued([page], [sizes.get("width", 1)])
-            return await loop.run_in_executor(self._decoders, read, output, page)
+            return await self._decoders.run(lambda: read(output, page))
 
     def _boxes(self, output: Feeds, page: Page) -> list[dict[str, Any]]:
         return [asdict(box) for box in self.codec.read(output, page)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ from alula.codecs.images import Pixels
 from alula.codecs.recognition import STEP
 from alula.core.errors import InputError
 from alula.core.tensor import Feeds
+from alula.serve.decoding import Decoders
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.outcome import answered
@@ -27,16 +26,13 @@ T = TypeVar("T")
 READING = ("image-classification", "image-embeddings", "text-detection", "text-recognition")
 """Tasks whose models are served here."""
 
-DECODERS = 2
-"""Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
-
 
 class Uploaded(Batched[T]):
     """A bundle being served that reads images: who decodes them, and the batcher in front of its engine."""
 
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
         super().__init__(bundle, bundle.model, run, options, observe)
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+        self._decoders = Decoders(options)
 
     @abstractmethod
     async def answer(self, images: Sequence[Upload], best: int) -> list[Any]:
@@ -87,17 +83,8 @@ class Pictures(Uploaded[Pixels]):
         """What the engine gives for each image."""
         if not images:
             raise InputError("no image is given; expected at least one")
-        self._admit(len(images), "images")
-        loop = asyncio.get_running_loop()
-        decoding = [
-            loop.run_in_executor(self._decoders, self.codec.encode, image.content, image.name)
-            for image in images
-        ]
-        try:
-            pixels = [await each for each in decoding]
-        finally:
-            for each in decoding:
-                each.cancel()
+        with self._expecting(len(images), "images"):
+            pixels = await self._decoders.each(images, lambda one: self.codec.encode(one.content, one.name))
         return await self._queued(pixels, [self._cost(image) for image in pixels])
 
     def _rows(self, batch: Pixels) -> list[Pixels]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from alula.batching import Answered, Batcher, BatchPolicy, Ran
@@ -30,6 +30,11 @@ Observe: TypeAlias = Callable[[str, Ran], None]
 
 INLINE_CHARACTERS = 4_000
 """Longer texts are tokenised in a thread, so that short requests do not stand behind them."""
+
+TOKENS_A_CHARACTER = 0.25
+"""What is expected of texts before any was read; then what they have, of which each request makes up `LEARNED`."""
+
+LEARNED = 0.05
 
 
 class Batched(ABC, Generic[T]):
@@ -75,10 +80,15 @@ class Batched(ABC, Generic[T]):
 
     def _admit(self, count: int, what: str) -> None:
         """Refuse a request before any work: for good if it brings too many, for now if there is no room."""
+        with self._expecting(count, what):
+            pass
+
+    def _expecting(self, count: int, what: str, tokens: int = 0) -> AbstractContextManager[object]:
+        """As `_admit`, and until the end of this others are refused as though what is expected of it waited already."""
         if count > self._max_client_batch:
             raise Refused(f"{count} {what} in one request; the limit is {self._max_client_batch}", status=413)
         current().asked(self.name, count)
-        self.batcher.refuse_unless_room(count, share=terms.current().share)
+        return self.batcher.expecting(count, tokens, share=terms.current().share)
 
     async def _queued(self, rows: Sequence[T], lengths: Sequence[int]) -> list[Feeds]:
         """The outputs of the rows of a request, which wait as urgently as it is."""
@@ -96,25 +106,33 @@ class Service(Batched[Row]):
     def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
         spec = within(bundle.model, bundle.engine(PART).plan.profile)
         self.codec = TextCodec.open(bundle.tokenizer, spec)
+        self._tokens_a_character = TOKENS_A_CHARACTER
         super().__init__(bundle, spec, run, options, observe)
 
     async def answer(
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
     ) -> tuple[Sequence[Row], list[Feeds]]:
-        """The rows of one request and their outputs; refused before any work if they are too many."""
-        rows = await self.read(count, characters, encode)
+        """The rows of one request and their outputs; refused before any work if they are too many, or too long."""
+        expected = min(round(characters * self._tokens_a_character), count * self.spec.max_length)
+        rows = await self.read(count, characters, encode, expected)
         lengths = [max(len(row.ids), 1) for row in rows]
         current().tokens += sum(lengths)
+        if characters:
+            found = min(sum(lengths) / characters, 1.0)
+            self._tokens_a_character += LEARNED * (found - self._tokens_a_character)
         return rows, await self._queued(rows, lengths)
 
-    async def read(self, count: int, characters: int, encode: Callable[[], R]) -> R:
-        """What the tokenizer makes of so many texts; refused before any work if they are too many."""
+    async def read(self, count: int, characters: int, encode: Callable[[], R], tokens: int = 0) -> R:
+        """What the tokenizer makes of so many texts; refused before any work if they are too many.
+
+        `tokens` are those that will wait for a batch, as far as the number of characters tells.
+        """
         if count < 1:
             raise InputError("the list of inputs is empty; expected at least one")
-        self._admit(count, "inputs")
-        if characters <= INLINE_CHARACTERS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(None, encode)
+        with self._expecting(count, "inputs", tokens):
+            if characters <= INLINE_CHARACTERS:
+                return encode()
+            return await asyncio.get_running_loop().run_in_executor(None, encode)
 
     async def _call(self, rows: list[Row]) -> Answered[Feeds]:
         ran = await self._run(fit(rows, self.spec, self._profile))

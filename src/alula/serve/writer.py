@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from itertools import takewhile
 from math import ceil
 from time import monotonic
@@ -19,6 +18,7 @@ from alula.core.errors import AlulaError, EngineError, Overloaded
 from alula.generate import Piece, Request
 from alula.prompting import Prompts
 from alula.serve import terms
+from alula.serve.decoding import Decoders
 from alula.serve.errors import Refused
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
@@ -31,9 +31,6 @@ T = TypeVar("T")
 
 CHATS = ("text-generation",)
 """Tasks whose models take messages, if their checkpoints say how."""
-
-DECODERS = 2
-"""Images that are decoded at a time: each may take as much memory as `max_image_pixels` of RGB do."""
 
 MOST_SEEN_BYTES = 1 << 30
 """Of images cut up, for all answers of a model that are written or wait: a page of 2048 x 2048 has 50 MB."""
@@ -60,7 +57,7 @@ class Writer:
         self._metrics = metrics
         self._seen: dict[Stream, int] = {}
         self._pace, self._last_end = Pace(), 0.0
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+        self._decoders = Decoders(options)
 
     @property
     def name(self) -> str:
@@ -94,17 +91,19 @@ class Writer:
                 f"{len(images)} images in one request; the limit is {self._options.max_client_batch}",
                 status=413,
             )
-        loop = asyncio.get_running_loop()
-        decoding = [loop.run_in_executor(self._decoders, self._cut_up, image) for image in images]
-        try:
-            return [await each for each in decoding]
-        finally:
-            for each in decoding:
-                each.cancel()
+        return await self._decoders.each(images, self._cut_up)
+
+    def expecting(self, pixels: int) -> AbstractContextManager[object]:
+        """So many pixels of a page are on their way as long as this lasts."""
+        return self._decoders.expecting(pixels)
+
+    async def sizes(self, images: Sequence[Upload]) -> list[int]:
+        """The pixels of each image by its head."""
+        return await self._decoders.sizes(images)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """What is done to an image, in the threads that decode them."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
+        return await self._decoders.run(work)
 
     @property
     def most_image_pixels(self) -> int:
