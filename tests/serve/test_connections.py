@@ -95,6 +95,28 @@ def test_a_connection_without_a_request_is_closed(bundles: dict[str, Path], sent
             assert until_closed(client) == (b"", b"")
 
 
+MALFORMED = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS, where none is spoken
+    b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: a\r\nno colon here\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 100_000,
+    b"POST /embed HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", MALFORMED)
+def test_what_is_no_request_is_told_so_in_json(server: Running, sent: bytes) -> None:
+    with connected(server, sent) as client:
+        head, body = until_closed(client)
+    assert head.startswith(b"http/1.1 400 bad request")
+    assert b"content-type: application/json" in head
+    assert b"connection: close" in head
+    error = json.loads(body)["error"]
+    message = error["message"] if b"/v1/" in sent else error
+    assert message == "what was sent is no HTTP/1.1 request"
+    assert server.client.get("/health/ready").status_code == 200
+
+
 def test_a_connection_too_many_is_told_so_and_room_is_used_again(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]], max_connections=4) as server, contextlib.ExitStack() as held:
         server.get("/health")  # one of the four

@@ -300,7 +300,7 @@ def test_a_request_id_is_echoed_or_made(server: Running) -> None:
         (b'{"inputs": []}', "the list of inputs is empty; expected at least one"),
         (b'{"inputs": "a", "truncate": "yes"}', "truncate is a string, expected a boolean"),
         (b'{"inputs": "a", "dimensions": true}', "dimensions is a boolean, expected a whole number"),
-        (b'{"inputs": "a", "dimensions": 4.0}', "dimensions is a float, expected a whole number"),
+        (b'{"inputs": "a", "dimensions": 3.5}', "dimensions is a float, expected a whole number"),
         (
             b'{"inputs": "a", "dimensions": ' + b"9" * 5000 + b"}",
             "the body is not JSON that can be read: a number has too many digits",
@@ -329,6 +329,12 @@ def test_a_body_that_cannot_be_used_is_refused_with_the_reason(
     assert answer["error_type"] == "validation"
     assert message in answer["error"]
     assert "set_int_max_str_digits" not in answer["error"]
+
+
+def test_a_number_without_a_fraction_is_a_whole_number(server: Running) -> None:
+    assert len(ok(server.post("/embed", {"inputs": "a", "dimensions": 2.0}))[0]) == 2
+    ids, same = (ok(server.post("/v1/embeddings", {"input": ids})) for ids in ([2, 4, 3], [2.0, 4, 3.0]))
+    assert ids == same
 
 
 @pytest.mark.parametrize(

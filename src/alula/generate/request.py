@@ -173,10 +173,15 @@ def _number(raw: Mapping[str, Any], name: str) -> float | None:
 
 
 def _integer(raw: Mapping[str, Any], name: str) -> int | None:
-    value: int | None = raw.get(name)
+    value: int | None = _whole(raw.get(name))
     if value is not None:
         _is(value, name, "a whole number", int)
     return value
+
+
+def _whole(value: Any) -> Any:
+    """JSON does not tell 4 from 4.0."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _flag(raw: Mapping[str, Any], name: str) -> bool:
@@ -190,9 +195,10 @@ def _ids(raw: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if (value := raw.get(name)) is None:
         return ()
     _is(value, name, "a list of tokens", list)
-    for index, token in enumerate(value):
+    tokens = tuple(map(_whole, value))
+    for index, token in enumerate(tokens):
         _is(token, f"{name}[{index}]", "a token", int)
-    return tuple(value)
+    return tokens
 
 
 def _strings(raw: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
@@ -211,7 +217,7 @@ def _bias(value: object) -> tuple[tuple[int, float], ...]:
         raise InputError(f"logit_bias is {type(value).__name__}; expected an object of tokens and numbers")
     pairs = []
     for key, bias in value.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and str(int(key)) == key):
             raise InputError(f"logit_bias has the key {key[:20]!r}; expected the number of a token")
         _is(bias, f"logit_bias of token {key}", "a number", int, float)
         _within(f"logit_bias of token {key}", bias, _BIAS)

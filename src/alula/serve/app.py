@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, ocr_routes, openapi, v2_routes, web, written
+from alula.serve import answering, bodies, ocr_routes, openapi_served, v2_routes, web, written
 from alula.serve.admission import Admitted
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
@@ -62,7 +62,9 @@ def application(server: Server) -> ASGIApp:
         *(Route(path, _live(server)) for path in ("/health/live", "/livez")),
         *(Route(path, _ready(server)) for path in ("/health/ready", "/readyz", "/health")),
         Route("/metrics", _metrics(server)),
-        Route("/openapi.json", _got(openapi.document)),
+        Route(
+            "/openapi.json", _got(lambda: openapi_served.document(server.catalogue.services, server.options))
+        ),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
     admitted = Admitted(app, server.admission, lambda error, path: refusal(failure_of(error), path))

@@ -181,9 +181,11 @@ def _checked(request: Request, writer: Writer) -> Request:
                 f"a stop string has {len(stop)} characters; expected at most {MOST_STOP_CHARACTERS}"
             )
     known = writer.spec.vocab_size
-    for token, _ in request.sampling.logit_bias:
-        if token >= known:
-            raise InputError(f"logit_bias names token {token}; the model knows 0..{known - 1}")
+    biased = [token for token, _ in request.sampling.logit_bias]
+    for name, tokens in (("logit_bias", biased), ("stop_token_ids", request.stopping.end_tokens)):
+        for token in tokens:
+            if token >= known:
+                raise InputError(f"{name} names token {token}; the model knows 0..{known - 1}")
     return request
 
 

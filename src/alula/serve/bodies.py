@@ -65,6 +65,11 @@ def _constant(name: str) -> float:
     raise InputError(f"the body is not JSON: {name} is no JSON number")
 
 
+def whole(value: Any) -> Any:
+    """A number without a fraction as a whole one: JSON does not tell 4 from 4.0."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 NAMES = {
     dict: "an object",
     list: "a list",
@@ -96,7 +101,7 @@ class Fields:
             if default is None:
                 raise InputError(f"{self._where}{key} is missing")
             return default
-        value = self._raw[key]
+        value = whole(self._raw[key]) if kind is int else self._raw[key]
         if type(value) is not kind:
             raise InputError(f"{self._where}{key} is {_json_name(value)}, expected {NAMES[kind]}")
         if isinstance(value, int) and abs(value) >= LARGEST:
@@ -156,14 +161,18 @@ def texts(value: Any, key: str) -> list[str]:
 
 def inputs(value: Any, key: str) -> list[str] | list[list[int]]:
     """What OpenAI takes as input: a string, strings, a list of token ids, or lists of them."""
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        return [value]
+    if isinstance(value, list) and value and type(whole(value[0])) is int:
+        return [_ids(value, key)]
     if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
-        for at, ids in enumerate(value):
-            if not all(type(token) is int for token in ids):
-                raise InputError(f"{key}[{at}] is not a list of token ids")
-        return value
+        return [_ids(ids, f"{key}[{at}]") for at, ids in enumerate(value)]
     return texts(value, key)
+
+
+def _ids(value: list[Any], where: str) -> list[int]:
+    ids = [whole(token) for token in value]
+    if not all(type(token) is int for token in ids):
+        raise InputError(f"{where} is not a list of token ids")
+    return ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,9 @@ OWN_FILES = 64
 
 LOG_EVERY_S = 60.0
 
+LOOKED_AT = 64
+"""Bytes of what came last: enough to see whose path it asks for."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Bounds:
@@ -61,9 +64,11 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, bounds: Bounds, **given: Any) -> None:
         self._bounds = bounds
-        self._http: Any = AutoHTTPProtocol(**given)
+        self._http = cast("Any", AutoHTTPProtocol(**given))
+        self._http.send_400_response = self._malformed
         self._refused = bounds.count >= bounds.most
         self._told = False
+        self._begins = b""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -83,6 +88,7 @@ class Connection(asyncio.Protocol):
         if self._refused:
             self._tell(data)
             return
+        self._begins = data[:LOOKED_AT]
         self._http.data_received(data)
         if not self._waits:
             self._unwait()
@@ -129,18 +135,32 @@ class Connection(asyncio.Protocol):
         if self._transport and (self._refused or self._waits):
             self._transport.close()
 
+    def _malformed(self, message: str) -> None:
+        """What uvicorn would say in plain text of bytes that are no request; nothing in the middle of an answer."""
+        if self._transport is None:
+            return
+        if self._waits or not self._http.cycle.response_started:
+            failure = Failure(status=400, kind="validation", message="what was sent is no HTTP/1.1 request")
+            self._transport.write(_answer(failure, "Bad Request", openai=_is_openai(self._begins)))
+        self._transport.close()
+
     def _tell(self, data: bytes) -> None:
         """Answer the first bytes, and read on: to close on unread bytes would take the answer back."""
         if self._transport and not self._told:
             self._told = True
-            openai = b" /v1/" in data.partition(b"\r\n")[0]
-            self._transport.write(_too_many(self._bounds.most, openai=openai))
+            message = f"the server has {self._bounds.most} connections, which is its limit"
+            failure = Failure(status=503, kind="overloaded", message=message, code="overloaded")
+            self._transport.write(_answer(failure, "Service Unavailable", openai=_is_openai(data)))
             self._transport.write_eof()
 
 
-def _too_many(most: int, *, openai: bool) -> bytes:
-    message = f"the server has {most} connections, which is its limit"
-    failure = Failure(status=503, kind="overloaded", message=message, code="overloaded")
+def _is_openai(data: bytes) -> bool:
+    """Whether bytes ask for a path of OpenAI's API."""
+    return b" /v1/" in data.partition(b"\r\n")[0]
+
+
+def _answer(failure: Failure, phrase: str, *, openai: bool) -> bytes:
+    """An answer without an application, after which the connection is closed."""
     body = json.dumps(failure.body(openai=openai)).encode()
     headers = {
         "content-type": "application/json",
@@ -149,7 +169,7 @@ def _too_many(most: int, *, openai: bool) -> bytes:
         **failure.headers,
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 503 Service Unavailable\r\n{head}\r\n".encode() + body
+    return f"HTTP/1.1 {failure.status} {phrase}\r\n{head}\r\n".encode() + body
 
 
 class OutOfFiles:

@@ -6,10 +6,11 @@ from typing import Any
 
 from alula import __version__
 from alula.serve import deadlines, openapi_pages, openapi_tensors, openapi_writing, terms
+from alula.serve.bodies import LARGEST
 
 TEXT = {"type": "string"}
 FLAG = {"type": "boolean"}
-COUNT = {"type": "integer", "minimum": 1}
+COUNT = {"type": "integer", "minimum": 1, "maximum": LARGEST - 1}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
 MODEL = {"type": "string", "description": "which of the served models; by default the first that fits"}
 TRUNCATE = {"type": "boolean", "default": True, "description": "cut texts that are too long, or refuse them"}
@@ -37,9 +38,33 @@ OPTIONS = {
     "max_answer_len": {**COUNT, "default": 15, "description": "answers: of how many tokens at most"},
 }
 
+PREDICT: dict[str, Any] = {
+    "inputs": {
+        "description": "classes: a text, a pair, or [[text], [text, text], ...]; "
+        "entities: a text or texts; answers: {question, context}; images: base64 or data URLs, "
+        "one or a list, or the files of a form, or the body itself"
+    },
+    "raw_scores": {**FLAG, "default": False},
+    "question": TEXT,
+    "context": TEXT,
+    **OPTIONS,
+    "parameters": {
+        **OBJECT,
+        "description": "holds the options of entities and answers, as the HuggingFace API has it; "
+        "then they must not stand outside",
+        "properties": OPTIONS,
+        "additionalProperties": False,
+    },
+    "truncate": TRUNCATE,
+    "truncation_direction": DIRECTION,
+    "model": MODEL,
+    **SOON,
+}
+"""What `/predict` takes for one task or another."""
+
 
 def document() -> dict[str, Any]:
-    """`GET /openapi.json`."""
+    """What endpoints take whatever is served; `openapi_served` says what the served models take."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "alula", "version": __version__},
@@ -102,28 +127,7 @@ def document() -> dict[str, Any]:
                 _post(
                     "Classes of texts or images, entities, answers to questions, boxes and lines of text in images, "
                     "by the model's task",
-                    {
-                        "inputs": {
-                            "description": "classes: a text, a pair, or [[text], [text, text], ...]; "
-                            "entities: a text or texts; answers: {question, context}; images: base64 or data URLs, "
-                            "one or a list, or the files of a form, or the body itself"
-                        },
-                        "raw_scores": {**FLAG, "default": False},
-                        "question": TEXT,
-                        "context": TEXT,
-                        **OPTIONS,
-                        "parameters": {
-                            **OBJECT,
-                            "description": "holds the options of entities and answers, as the HuggingFace API has it; "
-                            "then they must not stand outside",
-                            "properties": OPTIONS,
-                            "additionalProperties": False,
-                        },
-                        "truncate": TRUNCATE,
-                        "truncation_direction": DIRECTION,
-                        "model": MODEL,
-                        **SOON,
-                    },
+                    PREDICT,
                     [],
                     {"inputs": "A parrot sat on the fence."},
                 )
@@ -244,7 +248,7 @@ def _of_pages(described: dict[str, Any], *kinds: str, takes: tuple[str, ...] = (
 
 def _of_model(described: dict[str, Any]) -> dict[str, Any]:
     """The same, whose path names the model, and whose body may hold the bytes of tensors behind its JSON."""
-    described["post"]["parameters"] = [NAMED]
+    described["post"]["parameters"] = [dict(NAMED)]
     described["post"]["requestBody"]["content"]["application/octet-stream"] = {}
     described["post"]["responses"]["415"] = _answer("a content-encoding other than gzip and deflate")
     described["post"]["responses"]["200"]["content"]["application/octet-stream"] = {}
@@ -258,7 +262,7 @@ def _get(
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if missing:
         responses["404"] = _answer(missing)
-        operation["parameters"] = [NAMED]
+        operation["parameters"] = [dict(NAMED)]
     if away:
         responses["503"] = _answer(away)
     return {"get": operation}

@@ -19,6 +19,7 @@ def _count(low: int, about: str, **more: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": low, **more, "description": about}
 
 
+BIAS = _number(-100, 100)
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TEXTS_OR_IDS = {
     "anyOf": [
@@ -29,8 +30,9 @@ TEXTS_OR_IDS = {
     ],
     "description": "a text, texts, token ids, or lists of token ids",
 }
+ENDING = {**TEXT, "minLength": 1, "maxLength": 1_000}
 STOP = {
-    "oneOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": 4}],
+    "oneOf": [ENDING, {"type": "array", "items": ENDING, "maxItems": 4}],
     "description": "texts that end the answer and are not part of it",
 }
 
@@ -56,7 +58,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "frequency_penalty": _number(-2, 2),
     "logit_bias": {
         **OBJECT,
-        "additionalProperties": _number(-100, 100),
+        "additionalProperties": BIAS,
         "description": "by token id, what is added to its logit",
     },
     "min_tokens": _count(0, "no end before so many tokens"),
@@ -64,15 +66,35 @@ COMMON: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"type": "array", "items": {"type": "integer"}, "description": "more end tokens"},
 }
 
+PART = {
+    **OBJECT,
+    "properties": {"type": {"enum": ["text", "image_url"]}, "text": TEXT, "image_url": {}},
+    "required": ["type"],
+}
+CALL = {
+    **OBJECT,
+    "properties": {
+        "function": {**OBJECT, "properties": {"name": TEXT, "arguments": {}}, "required": ["name"]}
+    },
+    "required": ["function"],
+}
+CONTENT = {"anyOf": [TEXT, {"type": "array", "items": PART}]}
+CALLS = {"type": "array", "items": CALL, "minItems": 1}
+MESSAGE = {
+    **OBJECT,
+    "properties": {"role": {"enum": list(ROLES)}},
+    "required": ["role"],
+    "anyOf": [
+        {"properties": {"content": CONTENT}, "required": ["content"]},
+        {"properties": {"content": CONTENT, "tool_calls": CALLS}, "required": ["tool_calls"]},
+    ],
+}
+
 CHAT: dict[str, dict[str, Any]] = {
     "messages": {
         "type": "array",
         "minItems": 1,
-        "items": {
-            **OBJECT,
-            "properties": {"role": {"enum": list(ROLES)}, "content": {"type": ["string", "array"]}},
-            "required": ["role"],
-        },
+        "items": MESSAGE,
         "description": "role (system, user, assistant ...) and content: a text, or parts of type text; of models that "
         "read images also of type image_url, whose url is a data URL in base64",
     },

@@ -5,8 +5,11 @@ import {authorized, setKey} from "./api.js";
 const main = document.getElementById("main"), template = document.querySelector("template");
 
 function kindOf(schema) {
-  return schema.type?.toString() || (schema.enum && schema.enum.join(" | ")) ||
-    ((schema.oneOf ?? schema.anyOf) && (schema.oneOf ?? schema.anyOf).map(kindOf).join(" | ")) || "";
+  // Whatever may be left out may be null, too, which need not be said of each.
+  const kinds = [schema.type ?? []].flat().filter(kind => kind !== "null");
+  const several = schema.oneOf ?? schema.anyOf ?? [];
+  return kinds.join(" | ") || (schema.enum ?? []).filter(one => one !== null).join(" | ") ||
+    several.map(kindOf).filter(Boolean).join(" | ");
 }
 
 function row(name, schema, required) {
