@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,16 @@ def test_an_engine_opens_without_its_graph(engine: Engine) -> None:
     session = OpenVino().open(engine, threads=1)
     assert session.run({"input_ids": np.array([[2]], np.int64)})["hidden"][0, 0, 0] == 32
     session.close()
+
+
+def test_calls_in_lanes_give_what_each_gives_alone(engine: Engine) -> None:
+    calls = [{"input_ids": np.full((1, 1 + at % 3), at % 5, np.int64)} for at in range(40)]
+    with closing(OpenVino().open(engine, threads=1)) as session:
+        expected = [session.run(call)["hidden"] for call in calls]
+    with closing(OpenVino().open_lanes(engine, threads=2)) as session, ThreadPoolExecutor(2) as pool:
+        assert session.lanes == 2
+        for found, alone in zip(pool.map(session.run, calls), expected, strict=True):
+            assert np.array_equal(found["hidden"], alone)
 
 
 # NVIDIA/TensorRT#2072 and #2177 again: a file cut short is named before the runtime reads it.

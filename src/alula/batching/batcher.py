@@ -20,8 +20,8 @@ from alula.core.errors import InputError, Overloaded
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-AHEAD = 2
-"""Batches that are with the engine at most: one that runs, and one that is ready when that ends."""
+AHEAD = 1
+"""Batches that are with the engine beside those that run: ready when one of them ends."""
 LEAD_S = 0.002
 """So long before a batch is expected to end the next one is chosen: to collate and send it takes less."""
 OVERRUN = 0.5
@@ -79,6 +79,18 @@ class _Waiting(Generic[In, Out]):
         return [self.request.lengths[at] for at in self.rows]
 
 
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A batch that is with the engine: how long it is expected to take, and since when it runs, if it does."""
+
+    seconds: float
+    began: float | None
+
+    @property
+    def end(self) -> float:
+        return inf if self.began is None else self.began + self.seconds
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ran:
     """What is to be known of one batch after it ran: sizes, seconds of work, seconds each row waited before it.
@@ -107,7 +119,8 @@ def _ignore(*_: object) -> None:
 class Batcher(Generic[In, Out]):
     """Runs `call` on batches of rows; `await submit(rows, lengths)` returns the results of those rows.
 
-    While one batch runs, the next one collects, and is sent shortly before that ends. An idle engine waits for nobody.
+    While batches run, in as many `lanes` as the engine has, the next one collects, and is sent shortly before one of
+    them ends. An idle engine waits for nobody.
     """
 
     def __init__(
@@ -127,9 +140,8 @@ class Batcher(Generic[In, Out]):
         self._pace = Pace()
         self._queue: list[_Waiting[In, Out]] = []
         self._rows = self._tokens = 0
-        self._flying: list[asyncio.Task[None]] = []
-        self._until = self._ended = -inf
-        self._overrun_s = 0.0
+        self.lanes = 1
+        self._flying: dict[asyncio.Task[None], _Flight] = {}
         self._changed = asyncio.Event()
         self._closing = False
         self._worker: asyncio.Task[None] | None = None
@@ -262,11 +274,23 @@ class Batcher(Generic[In, Out]):
 
     async def _work(self) -> None:
         while await self._is_due():
-            batch = self._next()
-            task = asyncio.create_task(self._run(batch), name="batch")
-            self._flying.append(task)
+            now = self._clock()
+            start = now if self._idle else max(now, self._first_end().end)
+            batch = self._next(start)
+            seconds = self.costs.seconds(*_shape(batch)) if self.costs.known else inf
+            flight = _Flight(seconds, now if self._idle else None)
+            self._flying[asyncio.create_task(self._run(batch, flight), name="batch")] = flight
         if self._flying:
             await asyncio.wait(self._flying)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether a lane has nothing to do."""
+        return len(self._flying) < self.lanes
+
+    def _first_end(self) -> _Flight:
+        """Of the batches that run the one that is expected to end first."""
+        return min(self._flying.values(), key=lambda flight: flight.end)
 
     async def _is_due(self) -> bool:
         """Wait until a batch is to be sent; false once closed and drained."""
@@ -275,9 +299,12 @@ class Batcher(Generic[In, Out]):
             self._drop_answered()
             if not self._queue and self._closing:
                 return False
-            if self._queue and len(self._flying) < AHEAD:
-                early = self._until - LEAD_S - self._clock() if self._flying else 0.0
-                if -LEAD_S - self._overrun_s < early <= 0 or not self._flying:
+            if self._queue and self._idle:
+                return True
+            if self._queue and len(self._flying) < self.lanes + AHEAD:
+                first = self._first_end()
+                early = first.end - LEAD_S - self._clock()
+                if -LEAD_S - OVERRUN * first.seconds < early <= 0:
                     return True
             self._changed.clear()
             timer = None
@@ -287,20 +314,15 @@ class Batcher(Generic[In, Out]):
             if timer:
                 timer.cancel()
 
-    def _next(self) -> list[_Waiting[In, Out]]:
-        """The next batch, with the engine's time told of it."""
-        now = self._clock()
-        start = max(now, self._until) if self._flying else now
+    def _next(self, start: float) -> list[_Waiting[In, Out]]:
+        """The batch that is best at that time; it leaves the queue."""
         chosen = choose([waiting.unit for waiting in self._queue], start, self._policy, self.costs)
         batch = [self._queue[at] for at in chosen]
         self._leave(set(batch))
-        rows, longest = _shape(batch)
-        seconds = self.costs.seconds(rows, longest) if self.costs.known else inf
-        self._until, self._overrun_s = start + seconds, OVERRUN * seconds
         return batch
 
-    async def _run(self, batch: list[_Waiting[In, Out]]) -> None:
-        sent, (rows, longest) = self._clock(), _shape(batch)
+    async def _run(self, batch: list[_Waiting[In, Out]], flight: _Flight) -> None:
+        rows, longest = _shape(batch)
         places = [(waiting.request, at) for waiting in batch for at in waiting.rows]
         answered: Answered[Out] | None = None
         failed: Exception | None = None
@@ -310,8 +332,8 @@ class Batcher(Generic[In, Out]):
         except Exception as error:  # the waiters get it, and the loop must live
             answered, failed = None, error
         now = self._clock()
-        began, self._ended = max(sent, self._ended), now
-        self._landed(now)
+        began = flight.began if flight.began is not None else now
+        self._landed(flight, now)
         for at, (request, row) in enumerate(places):
             request.told(request.since, began, now)
             if failed:
@@ -330,16 +352,15 @@ class Batcher(Generic[In, Out]):
         )
         if answered:
             self.costs.learn(rows, longest, answered.seconds or ran.seconds)
-            self._pace = self._pace.after(rows, ran.seconds)
+            self._pace = self._pace.after(rows, ran.seconds / self.lanes)
         self._observe(ran)
 
-    def _landed(self, now: float) -> None:
-        """One batch less is with the engine; the other one, if there is one, begins."""
-        task = asyncio.current_task()
-        left = self._until - now
-        self._flying = [flying for flying in self._flying if flying is not task]
-        if not self._flying or left < 0:
-            self._until = now
+    def _landed(self, landed: _Flight, now: float) -> None:
+        """One batch less is with the engine; the oldest of those that do not run yet begins."""
+        self._flying = {task: flight for task, flight in self._flying.items() if flight is not landed}
+        waiting = next((flight for flight in self._flying.values() if flight.began is None), None)
+        if waiting:
+            waiting.began = now
         self._changed.set()
 
 

@@ -130,6 +130,16 @@ class Recording(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class InLanes(Session, Protocol):
+    """A session that runs several calls beside one another: `run` may be in `lanes` threads at once, and no more."""
+
+    @property
+    def lanes(self) -> int:
+        """How many calls run at once."""
+        ...
+
+
 class Backend(Protocol):
     """Two verbs per runtime. A third needs an argument in review."""
 
@@ -149,4 +159,13 @@ class Backend(Protocol):
 
     def open(self, engine: Engine, *, threads: int = 0) -> Session:
         """Load an engine that was compiled for this target; 0 threads means one per usable core."""
+        ...
+
+
+@runtime_checkable
+class OpensLanes(Backend, Protocol):
+    """A backend whose sessions may run calls beside one another."""
+
+    def open_lanes(self, engine: Engine, *, threads: int = 0) -> InLanes:
+        """As `open`, for many calls rather than for one: in as many lanes as is best for what they take together."""
         ...

@@ -34,7 +34,7 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     connection = socket.socket(fileno=int(argv[0]))
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    engines = Engines(opener or _opener(), Opening.parse(argv[1]))
+    engines = Engines(opener or _opener(), Opening.parse(argv[1]), post=inbox.put)
     for model, (root, identity) in enumerate(zip(argv[2::2], argv[3::2], strict=True)):
         _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
     while True:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
-from alula.core.engine import Recording, Session
+from alula.core.engine import InLanes, Recording, Session
 from alula.core.errors import AlulaError, DeviceLostError
 from alula.generate import Generator, Piece
 from alula.serve import sequences, wire
@@ -27,13 +28,23 @@ Opener = Callable[[Path, Opening], Session | Generator]
 class Engines:
     """Models by the place of their bundle: some run batches, some write answers step by step.
 
-    `lost` says that the last turn ended the use of this process.
+    `lost` says that the last turn ended the use of this process. Sessions with lanes run beside the turns, where there
+    is somebody to `post` their answers to: what is posted belongs to what is new in another turn.
     """
 
-    def __init__(self, opener: Opener, opening: Opening, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        opening: Opening,
+        clock: Callable[[], float] = monotonic,
+        *,
+        post: Callable[[Message], None] | None = None,
+    ) -> None:
         self._opener = opener
         self._opening = opening
         self._clock = clock
+        self._post = post
+        self._lanes: dict[int, Executor] = {}
         self._sessions: dict[int, Session] = {}
         self._generators: dict[int, Generator] = {}
         self._batches: deque[Message] = deque()
@@ -55,7 +66,10 @@ class Engines:
             return _failure(model, error)
         if not isinstance(opened, Generator):
             self._sessions[model] = opened
-            return Message(kind=Kind.READY, number=model, meta={"timings": tried})
+            lanes = opened.lanes if self._post and isinstance(opened, InLanes) else 1
+            if lanes > 1:
+                self._lanes[model] = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
+            return Message(kind=Kind.READY, number=model, meta={"timings": tried, "lanes": lanes})
         self._generators[model] = opened
         return Message(kind=Kind.READY, number=model, meta={"holds": opened.holds})
 
@@ -63,8 +77,12 @@ class Engines:
         """Take what is new, run one batch, and go a step on with every model that writes: nobody waits for long."""
         left: dict[int, list[Piece]] = {}
         for message in new:
-            if message.kind is Kind.RUN:
+            if message.kind is Kind.RUN and message.meta["model"] in self._lanes:
+                self._lanes[message.meta["model"]].submit(self._run_beside, message)
+            elif message.kind is Kind.RUN:
                 self._batches.append(message)
+            elif message.kind in {Kind.RESULT, Kind.FAILED}:
+                yield message  # of a batch that ran in a lane
             elif message.kind is Kind.CANCEL:
                 model = message.meta["model"]
                 left.setdefault(model, []).append(self._cancelled(message))
@@ -77,6 +95,10 @@ class Engines:
             if pieces or generator.busy:
                 yield from sequences.moved(model, pieces, _load(generator))
 
+    def _run_beside(self, message: Message) -> None:
+        assert self._post is not None
+        self._post(self._run(message))
+
     def _run(self, message: Message) -> Message:
         """Run one batch."""
         began = self._clock()
@@ -85,7 +107,7 @@ class Engines:
             before = _replays(session)
             outputs = session.run(message.arrays)
         except Exception as error:
-            self.lost = isinstance(error, DeviceLostError)
+            self.lost = self.lost or isinstance(error, DeviceLostError)
             return _failure(message.number, error)
         meta: dict[str, float | bool] = {"seconds": self._clock() - began}
         if before is not None:

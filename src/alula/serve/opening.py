@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from alula.bundles import Bundle, Manifest, Stored
 from alula.bundles.folder import read_json
-from alula.core.engine import Session, Warming
+from alula.core.engine import OpensLanes, Session, Warming
 from alula.core.errors import EngineError
 from alula.core.model import Part
 from alula.core.tensor import Array, Feeds
@@ -48,7 +48,9 @@ def open_bundle(root: Path, opening: Opening) -> Session | Generator:
     if bundle.model.writes:
         return _generator(bundle, opening)
     engine = local_engine(bundle, PART)
-    session = backend(engine.backend).open(engine, threads=opening.threads)
+    runtime = backend(engine.backend)
+    opens = runtime.open_lanes if isinstance(runtime, OpensLanes) else runtime.open
+    session: Session = opens(engine, threads=opening.threads)
     calibrated = engine.graph.precision.startswith("int")
     least = ALIKE_CALIBRATED if calibrated else ALIKE
     prove(session, bundle.stored, bundle.model.part(PART), root, least)

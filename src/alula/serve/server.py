@@ -102,6 +102,7 @@ class Server:
                 started.exception()  # taken note of: the error of the bundle, if there is one, comes first
         for at, service in enumerate(services):
             if isinstance(service, Batched):
+                service.batcher.lanes = self.supervisor.lanes.get(at, 1)
                 service.learn(self.supervisor.timings.get(at, ()))
             await self._at_work.enter_async_context(service.at_work())
         self.gate.loading = False

@@ -70,6 +70,7 @@ class Supervisor:
         self._reader: asyncio.Task[None] | None = None
         self.loads: dict[int, Load] = {}
         self.holds: dict[int, int] = {}
+        self.lanes: dict[int, int] = {}
         self.timings: dict[int, list[Timing]] = {}
         self.state: State = "starting"
         self.restarts = 0
@@ -194,6 +195,7 @@ class Supervisor:
         for model, answer in enumerate(await asyncio.gather(*opened)):
             meta = _unless_failed(answer).meta
             self.holds[model] = meta.get("holds", 0)
+            self.lanes[model] = meta.get("lanes", 1)
             self.timings[model] = [
                 (rows, length, seconds) for rows, length, seconds in meta.get("timings", ())
             ]
