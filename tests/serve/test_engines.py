@@ -72,7 +72,7 @@ def test_batches_of_a_session_with_lanes_run_beside_one_another(bundle: Path) ->
     # Neither would end without the other.
     assert list(engines.turn([batch(5, 2), batch(6, 3), batch(7, 9)])) == []
     assert not engines.busy
-    answers = {}
+    answers: dict[int, Message] = {}
     while len(answers) < 3:
         (answer,) = engines.turn([inbox.get(timeout=10)])
         answers[answer.number] = answer
