@@ -197,7 +197,8 @@ def test_base64_holds_the_same_floats(server: Running) -> None:
     body = {"input": list(TEXTS), "model": "minilm", "encoding_format": "base64"}
     data = ok(server.post("/v1/embeddings", body))["data"]
     decoded = np.stack([np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in data])
-    assert decoded.tobytes() == embedded(server, TEXTS).tobytes()
+    # Not to the last bit: what runs together, and so the order of sums, is chosen anew for each request.
+    assert decoded == pytest.approx(embedded(server, TEXTS), abs=1e-6)
 
 
 def test_texts_together_are_the_texts_alone(server: Running) -> None:
