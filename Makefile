@@ -12,7 +12,7 @@ CLIENTS = tritonclient==2.73.0
 # Looks at the server from outside, with an environment of its own: it wants other packages than the tests pin.
 CONFORMANCE = schemathesis==4.32.5
 
-.PHONY: demo test conformance lint bench bench-gpu accuracy golden clean
+.PHONY: demo test conformance lint bench bench-gpu accuracy golden dashboards clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
@@ -40,6 +40,12 @@ bench-gpu: .venv/ready
 
 accuracy: .venv/ready
 	PYTHONPATH=tests/models .venv/bin/python examples/accuracy.py
+
+# The dashboard and the alerts of deploy/ on a real Prometheus that scrapes a loaded server.
+dashboards: .venv/ready
+	@command -v prometheus promtool >/dev/null || { echo "no prometheus: apt-get install prometheus" >&2; exit 1; }
+	.venv/bin/python tools/make_dashboard.py
+	.venv/bin/python -m pytest tests/serve/test_dashboards.py
 
 golden: .venv/ready
 	.venv/bin/python tools/make_golden.py

@@ -10,11 +10,16 @@ from gpus import REASON
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What no GPU and no browser proved is said at the end, where it is read."""
+    """What no GPU, no browser and no Prometheus proved is said at the end, where it is read."""
     unseen = [r for r in terminalreporter.stats.get("skipped", []) if "NO BROWSER" in str(r.longrepr)]
     if unseen:
         terminalreporter.write_sep(
             "!", f"{len(unseen)} skips: the page at / was seen by NO BROWSER", yellow=True
+        )
+    unasked = [r for r in terminalreporter.stats.get("skipped", []) if "NO PROMETHEUS" in str(r.longrepr)]
+    if unasked:
+        terminalreporter.write_sep(
+            "!", f"{len(unasked)} skips: dashboard and alerts were asked of NO PROMETHEUS", yellow=True
         )
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if "NOT RUN ON A GPU" in str(r.longrepr)]
     if skipped:

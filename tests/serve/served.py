@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -386,6 +387,12 @@ def running(bundles: list[Path], env: dict[str, str] | None = None, **options: A
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager

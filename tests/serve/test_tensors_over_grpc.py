@@ -37,14 +37,9 @@ class Both:
     address: str
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def both(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    port = free_port()
+    port = served.free_port()
     arrays = served.make_arrays(tmp_path_factory.mktemp("arrays") / "arrays")
     with served.running(
         [*bundles.values(), arrays], max_client_batch=8, grpc_port=port, max_image_bytes=5_000_000
@@ -217,7 +212,7 @@ def test_a_stream_answers_each_request_and_an_error_is_that_of_one(
 def test_a_deadline_is_kept_in_the_queue_and_a_cancelled_request_leaves_it(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    gate, port = tmp_path / "gate", free_port()
+    gate, port = tmp_path / "gate", served.free_port()
     with (
         served.gated(
             bundles["embeddings"], gate, grpc_port=port, max_waiting_rows=2, max_client_batch=2
@@ -272,7 +267,7 @@ def test_health_is_told_in_the_words_of_grpc(both: Both) -> None:
 def test_who_watches_the_health_is_told_of_the_end_and_the_server_ends(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    gate, port = tmp_path / "gate", free_port()
+    gate, port = tmp_path / "gate", served.free_port()
     with (
         served.gated(bundles["embeddings"], gate, grpc_port=port) as http,
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,

@@ -48,6 +48,12 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self._degraded = Counter(
+            "alula_degraded_requests",
+            "Requests answered by something cheaper than the model's own engine",
+            ["model", "tier"],
+            registry=registry,
+        )
         self._rejected = Counter(
             "alula_admission_rejected", "Requests not taken", ["reason"], registry=registry
         )
@@ -133,6 +139,10 @@ class Metrics:
         self._request_seconds.labels(model, route).observe(seconds)
         if status in {429, 503}:
             self._rejected.labels("full" if status == 429 else "unavailable").inc()
+
+    def degraded(self, model: str, tier: str) -> None:
+        """One request was answered by something cheaper."""
+        self._degraded.labels(model, tier).inc()
 
     def connection_refused(self) -> None:
         """One connection was one too many."""

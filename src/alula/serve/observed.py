@@ -60,6 +60,8 @@ class Observer:
         finally:
             record.ended = monotonic()
             self.metrics.request(record.route, record.ending, record.seconds, record.model)
+            if record.degraded:
+                self.metrics.degraded(record.model, record.degraded)
             if self.traces:
                 self.traces.told(record)
             if self.log_format != "none":
