@@ -211,7 +211,7 @@ def _model(span: Span, name: str) -> ModelFigures:
         queued=after.value("alula_queue_size", model=name) or 0.0,
         queue_p99_s=span.quantile(0.99, QUEUED, model=name),
         batch=span.mean(BATCHES, model=name),
-        padding=span.mean(PADDING, model=name),
+        padding=_padding(span, name),
         read=span.rate("alula_tokens_total", model=name) + span.rate("alula_prompt_tokens_total", model=name),
         written=span.rate("alula_generation_tokens_total", model=name),
         first_p50_s=span.quantile(0.5, FIRST, model=name),
@@ -219,6 +219,14 @@ def _model(span: Span, name: str) -> ModelFigures:
         running=after.value("alula_answers_running", model=name) or 0.0,
         waiting=after.value("alula_answers_waiting", model=name) or 0.0,
         cache=after.value("alula_kv_cache_usage_ratio", model=name),
+    )
+
+
+def _padding(span: Span, name: str) -> float | None:
+    """Of all cells, where they are counted; of images the mean over batches."""
+    cells = span.grown("alula_batch_cells_total", model=name)
+    return (
+        1 - span.grown("alula_tokens_total", model=name) / cells if cells else span.mean(PADDING, model=name)
     )
 
 

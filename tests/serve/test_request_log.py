@@ -167,4 +167,17 @@ def test_forms_are_told_apart_by_their_files_alone(tmp_path: Path) -> None:
             ).raise_for_status()
         lines = by_id(server.stop()[2])
     assert lines["one"]["input"] == lines["same"]["input"] != lines["other"]["input"]
-    assert (lines["one"]["model"], lines["one"]["items"]) == ("tiny/image-classification", 1)
+    one = lines["one"]
+    assert (one["model"], one["items"], one["pixels"]) == ("tiny/image-classification", 1, 4 * 4)
+
+
+def test_warnings_and_errors_of_both_processes_are_lines_of_json_too(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], log_format="json") as server:
+        assert server.post("/embed", {"inputs": "bug"}).status_code == 500
+        _, _, err = server.stop()
+    lines = [json.loads(line) for line in err.splitlines()]
+    said = [line for line in lines if line.get("level") == "error"]
+    (front,) = [line for line in said if line["logger"] == "alula.serve.errors"]
+    (engine,) = [line for line in said if line["logger"] == "alula.serve.engines"]
+    assert front["message"].startswith("engine failed")
+    assert "KeyError: 'nobody foresaw this'" in engine["error"]

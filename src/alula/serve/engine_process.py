@@ -18,6 +18,7 @@ from pathlib import Path
 
 from alula.serve import wire
 from alula.serve.engines import Engines, Opener
+from alula.serve.logs import log_as
 from alula.serve.named import Named
 from alula.serve.process import Opening
 from alula.serve.wire import Message
@@ -30,11 +31,13 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     # The front decides when this process ends; a signal to the whole group must not cut a drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    opening = Opening.parse(argv[1])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    log_as(opening.log_format)
     connection = socket.socket(fileno=int(argv[0]))
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    engines = Engines(opener or _opener(), Opening.parse(argv[1]), post=inbox.put)
+    engines = Engines(opener or _opener(), opening, post=inbox.put)
     for model, (root, identity) in enumerate(zip(argv[2::2], argv[3::2], strict=True)):
         _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
     while True:

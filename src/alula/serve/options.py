@@ -113,4 +113,5 @@ class ServeOptions:
             cache_bytes=self.cache_bytes,
             sequences=self.max_sequences,
             taken=self.max_sequences + self.max_waiting,
+            log_format=self.log_format,
         )

@@ -20,7 +20,8 @@ class Opening:
 
     `threads` 0 means one per usable core. Of each model that writes: `cache_bytes` is what keys and values may take,
     None for what fits the machine; `sequences` how many answers are written at once, and `taken` how many there may be
-    with those that wait. One that is opened `again` proves the bundles whole, since the front did so long ago.
+    with those that wait. One that is opened `again` proves the bundles whole, since the front did so long ago. It logs
+    in the form of the front.
     """
 
     threads: int = 0
@@ -28,6 +29,7 @@ class Opening:
     sequences: int = 32
     taken: int = 288
     again: bool = False
+    log_format: str = "none"
 
     def argument(self) -> str:
         """As an argument of the command line."""

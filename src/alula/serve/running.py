@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from alula.core.errors import MissingExtraError
 from alula.serve.connections import OutOfFiles
 from alula.serve.front import Front
+from alula.serve.logs import log_as
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
@@ -30,6 +31,7 @@ def run_until_told(
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
+    log_as(options.log_format)
     asyncio.run(_serve(options, bundles, first, sock, on_ready))
 
 
