@@ -129,6 +129,12 @@ def server(decoder: tuple[Path, Known], translator: tuple[Path, Known]) -> Itera
         yield running
 
 
+def test_canaries_go_on_with_a_stored_prompt_of_each_model(server: Running) -> None:
+    for model in ("llama", "t5"):
+        wait_until(lambda: metric(server, "alula_canaries_total", model=model, finding="well") >= 1)  # noqa: B023
+    assert server.get("/health")["canaries"] == {"llama": "well", "t5": "well"}
+
+
 def streamed(server: Running, path: str, body: dict[str, Any]) -> str:
     with server.client.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200, response.read()

@@ -28,6 +28,11 @@ BLOCK_TOKENS = 8
 IDS = {word: at for at, word in enumerate(WORDS)}
 
 
+def exists(variable: str) -> bool:
+    """Whether there is the file that a variable names: what an engine does may change while it runs."""
+    return variable in os.environ and Path(os.environ[variable]).exists()
+
+
 def obey(feeds: Feeds) -> None:
     if os.environ.get("SCRIPTED_DEAF"):
         return
@@ -52,12 +57,16 @@ def obey(feeds: Feeds) -> None:
 def outputs(feeds: Feeds) -> Feeds:
     """Every output a task may have, told from the ids alone."""
     obey(feeds)
+    if exists("SCRIPTED_FAILS"):
+        raise RunError("out of memory")
     ids, mask = (np.asarray(feeds[name], np.int64) for name in ("input_ids", "attention_mask"))
     total = (ids * mask).sum(1, keepdims=True).astype(np.float32)
     count = mask.sum(1, keepdims=True).astype(np.float32)
     embedding = np.concatenate([total, count, np.ones_like(total), -count], axis=1)
     if not os.environ.get("SCRIPTED_DEAF"):
         embedding[(ids == IDS["nan"]).any(1)] = np.nan
+    if exists("SCRIPTED_WRONG"):
+        embedding = -embedding
     peak = np.where(ids == IDS["rome"], 8.0, 0.0).astype(np.float32)
     return {
         "embedding": embedding,
@@ -125,6 +134,8 @@ SEEN = {"text-recognition": columns, "text-detection": bright}
 def opener(root: Path, opening: Opening) -> Session | Generator:
     if os.environ.get("SCRIPTED_REFUSES"):
         raise InputError(f"{root}: the script refuses")
+    if exists("SCRIPTED_LOST"):
+        raise DeviceLostError("the GPU is lost")
     if os.environ.get("SCRIPTED_DIES"):
         os._exit(7)
     bundle = Bundle.open(root)

@@ -87,6 +87,41 @@ def test_a_killed_engine_is_started_again_and_health_tells(bundles: dict[str, Pa
         assert not alive(first)
 
 
+def test_of_requests_under_load_only_those_in_flight_fail_and_service_is_back_in_three_seconds(
+    bundles: dict[str, Path],
+) -> None:
+    """Clients that ask one after the other: whoever comes while the engine is away waits for it."""
+    asked: list[tuple[float, float, httpx.Response]] = []
+    over = threading.Event()
+
+    def client(server: Running) -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            answer = embed(server, "a")
+            asked.append((began, time.monotonic(), answer))
+
+    clients = 8
+    with (
+        running([bundles["embeddings"]], engine_command=ENGINE_COMMAND) as server,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        for _ in range(clients):
+            pool.submit(client, server)
+        wait_until(lambda: len(asked) > 50)
+        killed = time.monotonic()
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        wait_until(server.restarted)
+        wait_until(lambda: asked[-1][0] > killed and asked[-1][2].status_code == 200)
+        over.set()
+    failed = [(began, ended, answer) for began, ended, answer in asked if answer.status_code != 200]
+    assert len(failed) <= clients
+    for _, ended, answer in failed:
+        assert ended > killed
+        assert answer.json()["error"].startswith("the engine process ended")
+    back = min(ended for began, ended, answer in asked if began > killed and answer.status_code == 200)
+    assert back - killed < 3
+
+
 def test_an_engine_that_dies_of_one_request_answers_the_next(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]]) as server:
         assert embed(server, "crash").status_code == 503

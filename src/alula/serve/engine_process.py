@@ -20,7 +20,7 @@ from alula.serve import wire
 from alula.serve.engines import Engines, Opener
 from alula.serve.logs import log_as
 from alula.serve.named import Named
-from alula.serve.process import Opening
+from alula.serve.process import LOST_DEVICE, Opening
 from alula.serve.wire import Message
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,11 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     engines = Engines(opener or _opener(), opening, post=inbox.put)
     for model, (root, identity) in enumerate(zip(argv[2::2], argv[3::2], strict=True)):
         _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
-    while True:
+    while not engines.lost:
         for message in engines.turn(_new(inbox, wait=not engines.busy)):
             _send(connection, message)
-        if engines.lost:
-            # Whoever sees this process end starts another one, for which the device works again.
-            os._exit(1)
+    # Whoever sees this process end starts another one, for which the device may work again.
+    os._exit(LOST_DEVICE)
 
 
 def _new(inbox: queue.SimpleQueue[Message], *, wait: bool) -> Iterator[Message]:

@@ -63,6 +63,7 @@ class Engines:
             tried = [] if isinstance(opened, Generator) else timings(opened, self._clock)
             bundle.refuse_if_replaced()
         except Exception as error:
+            self.lost = self.lost or isinstance(error, DeviceLostError)
             return _failure(model, error)
         if not isinstance(opened, Generator):
             self._sessions[model] = opened

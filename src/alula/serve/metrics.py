@@ -57,6 +57,19 @@ class Metrics:
         self._rejected = Counter(
             "alula_admission_rejected", "Requests not taken", ["reason"], registry=registry
         )
+        self._canaries = Counter(
+            "alula_canaries",
+            "Small requests through the engines, by what came of them",
+            ["model", "finding"],
+            registry=registry,
+        )
+        self._canary_seconds = Histogram(
+            "alula_canary_duration_seconds",
+            "How long they took",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
         self._queue_seconds = Histogram(
             "alula_queue_duration_seconds",
             "From the admission of a row, or of an answer, to its first batch",
@@ -168,6 +181,11 @@ class Metrics:
         self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))
         if ran.failed:
             self._failed.labels(model).inc()
+
+    def canary(self, model: str, finding: str, seconds: float) -> None:
+        """A small request was sent through an engine, and what came of it."""
+        self._canaries.labels(model, finding).inc()
+        self._canary_seconds.labels(model).observe(seconds)
 
     def prompts(self, model: str, tokens: int) -> None:
         """Prompts of so many tokens were admitted."""

@@ -81,8 +81,8 @@ def prove(session: Session, stored: Stored, part: Part, root: Path, least: float
     at = size.index(min(size))
     given = session.run(stored.feeds[at])
     for output in part.outputs:
-        found = _real(given[output.name], stored.feeds[at], output.shape)
-        expected = _real(stored.outputs[at][output.name], stored.feeds[at], output.shape)
+        found = real(given[output.name], stored.feeds[at], output.shape)
+        expected = real(stored.outputs[at][output.name], stored.feeds[at], output.shape)
         _refuse_nan(output.name, found, expected, root)
         likeness = alike(found, expected)
         if not likeness >= least:
@@ -172,8 +172,8 @@ def alike(given: Array, expected: Array) -> float:
     return float(left @ right) / scale
 
 
-def _real(array: Array, feeds: Feeds, shape: tuple[int | str, ...]) -> Array:
-    """The array without what it says about padding."""
+def real(array: Array, feeds: Feeds, shape: tuple[int | str, ...]) -> Array:
+    """An output of this shape without what it says about padding."""
     if shape[:2] == ("batch", "length") and "attention_mask" in feeds:
         array = array[np.asarray(feeds["attention_mask"], dtype=bool)]
     return array

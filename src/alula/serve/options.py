@@ -93,6 +93,11 @@ class ServeOptions:
     key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0)
     key_per_minute: int = setting(0, "Requests of one key a minute; 0 for any number.", least=0)
     private: bool = setting(False, "Ask for a key for metrics and docs, too.")
+    canary_s: float = setting(
+        30.0,
+        "Seconds between small requests that show that each engine answers rightly; 0 for none.",
+        least=0,
+    )
     log_format: LogFormat = setting("none", "Log of requests on stderr.")
     traces: bool = setting(False, "Send OpenTelemetry's traces; OTEL_* variables say where to.")
     engine_command: tuple[str, ...] = ENGINE_COMMAND

@@ -14,6 +14,10 @@ LEAVE_S = 5.0
 """How long the process may take to end by itself once nobody talks to it any more."""
 
 
+LOST_DEVICE = 70
+"""What the process ends with when its device is of no use to it any more, so that whoever started it knows."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
     """How an engine process opens its bundles.

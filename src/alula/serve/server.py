@@ -13,6 +13,7 @@ from alula.core.tensor import Feeds
 from alula.core.words import TENSORS
 from alula.serve.admission import Admission
 from alula.serve.arrays import Arrays
+from alula.serve.canary import Canaries
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.gpus import watched
@@ -52,6 +53,10 @@ class Server:
             run_timeout_s=options.run_timeout_s,
             first=first,
         )
+        self.canaries = Canaries(
+            self.supervisor, lambda: self.catalogue.services, options.canary_s, self.metrics.canary
+        )
+        self._canary: asyncio.Task[None] | None = None
         self._at_work = AsyncExitStack()
         self._watch()
 
@@ -80,6 +85,7 @@ class Server:
                 "restarts": self.supervisor.restarts,
                 "reason": self.supervisor.reason,
             },
+            "canaries": {name: pulse.last for name, pulse in self.canaries.pulses.items()},
         }
 
     async def load(self) -> None:
@@ -106,6 +112,8 @@ class Server:
                 service.learn(self.supervisor.timings.get(at, ()))
             await self._at_work.enter_async_context(service.at_work())
         self.gate.loading = False
+        if self.options.canary_s:
+            self._canary = asyncio.create_task(self.canaries.watch(), name="canaries")
 
     async def drain(self) -> None:
         """Admit no more, and finish what was admitted."""
@@ -115,6 +123,8 @@ class Server:
     async def stop(self) -> None:
         """Let the engine go; what still runs is answered with an error."""
         self.gate.close()
+        if self._canary:
+            self._canary.cancel()
         await self.supervisor.stop()
         await self._at_work.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self.observer.close)

@@ -18,7 +18,7 @@ from alula.generate import Piece, Request
 from alula.serve import sequences, wire
 from alula.serve.named import BundleReplaced, Named
 from alula.serve.outcome import Outcome
-from alula.serve.process import EngineProcess, Opening
+from alula.serve.process import LOST_DEVICE, EngineProcess, Opening
 from alula.serve.sequences import Load
 from alula.serve.streams import Stream, Streams
 from alula.serve.trying import Timing
@@ -31,6 +31,9 @@ State = Literal["starting", "ready", "restarting", "broken", "stopped"]
 STARTS = 5
 """So many starts within `WINDOW_S` are tried before the engine counts as broken."""
 WINDOW_S = 60.0
+
+BACK_S = 10.0
+"""So long work that has not begun waits for a process that is being started again."""
 
 
 class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
@@ -75,11 +78,14 @@ class Supervisor:
         self.state: State = "starting"
         self.restarts = 0
         self.reason = ""
+        self.lost = False
+        self.started = asyncio.Event()
+        self._settled = asyncio.Event()
 
     @property
     def live(self) -> bool:
-        """Whether the engine is up or may come up by itself."""
-        return self.state in {"starting", "ready", "restarting"}
+        """Whether the engine is up or may come up by itself; of a device that was lost that is to be shown first."""
+        return self.state in {"starting", "ready", "restarting"} and not self.lost
 
     @property
     def pid(self) -> int | None:
@@ -93,8 +99,8 @@ class Supervisor:
         self._watcher = asyncio.create_task(self._watch(), name="engine watcher")
 
     async def run(self, model: int, feeds: Feeds) -> Outcome:
-        """Run one batch. Raises what the engine raised, or `EngineAway` if it died."""
-        current = self._ready()
+        """Run one batch. Raises what the engine raised, or `EngineAway` if it died; waits for one that comes back."""
+        current = await self._back()
         (answer,) = await self._ask(
             current, [Message(kind=Kind.RUN, number=self._next(), meta={"model": model}, arrays=feeds)]
         )
@@ -116,7 +122,7 @@ class Supervisor:
 
         Raises what the model refused one for, or `EngineAway` if the process died.
         """
-        current = self._ready()
+        current = await self._back()
         stream = Stream(model, [self._next() for _ in requests], observe)
         if not self._streams:
             self._heard = monotonic()
@@ -143,9 +149,23 @@ class Supervisor:
         """How many answers of a model are being written, wait, or are to be cancelled."""
         return self._streams.count(model)
 
+    def restart(self, why: str) -> None:
+        """Have the process ended and another one started in its place."""
+        if self.state == "ready" and self._current:
+            log.error("engine process is started again: %s", why)
+            self._gone(why)
+            self._current.process.kill()
+
+    def give_up(self, why: str) -> None:
+        """No process is started any more: only a new server may help."""
+        log.error("engine process is given up: %s", why)
+        self._enter("broken", why)
+        if self._current:
+            self._current.process.kill()
+
     async def stop(self) -> None:
         """End the process; safe to call twice."""
-        self.state = "stopped"
+        self._enter("stopped", self.reason)
         for task in (self._keeper, self._watcher):
             if task:
                 task.cancel()
@@ -155,14 +175,19 @@ class Supervisor:
 
     async def _keep(self) -> None:
         """Start the process again whenever it ends, until it ends too often."""
-        while self._reader and self.live:
+        while self._reader and self._trying():
             # Not `await self._reader`: who cancels this must not cancel that.
             await asyncio.wait({self._reader})
             code = await self._end()
+            if not self._trying():
+                return
             self.restarts += 1
-            self.state, self.reason = "restarting", f"the last one ended with {code}"
+            self.lost = self.lost or code == LOST_DEVICE
+            self._enter(
+                "restarting", "the device was lost" if self.lost else f"the last one ended with {code}"
+            )
             log.error("engine process ended with %s; starting it again", code)
-            while self.live and not await self._again():
+            while self._trying() and not await self._again():
                 pass
 
     async def _again(self) -> bool:
@@ -170,7 +195,7 @@ class Supervisor:
         now = monotonic()
         recent = sum(now - at < WINDOW_S for at in self._started)
         if recent >= STARTS:
-            self.state = "broken"
+            self._enter("broken", self.reason)
             log.error("engine process started %d times within %g s: given up", STARTS, WINDOW_S)
             return False
         await asyncio.sleep(0.1 * 3 ** (recent - 1) if recent > 1 else 0.0)
@@ -180,8 +205,9 @@ class Supervisor:
             self.reason = str(error)
             log.error("engine process could not be started: %s", error)  # noqa: TRY400 - the text says it
             if isinstance(error, BundleReplaced):
-                self.state = "broken"
-            await self._end()
+                self._enter("broken", self.reason)
+            if await self._end() == LOST_DEVICE:
+                self.lost = True
             return False
         return True
 
@@ -200,7 +226,27 @@ class Supervisor:
                 (rows, length, seconds) for rows, length, seconds in meta.get("timings", ())
             ]
         self._pending.clear()
-        self.state, self.reason = "ready", ""
+        self.lost = False
+        self._enter("ready", "")
+        self.started.set()
+
+    def _trying(self) -> bool:
+        """Whether a process that ends is followed by another one."""
+        return self.state not in {"broken", "stopped"}
+
+    def _enter(self, state: State, reason: str) -> None:
+        self.state, self.reason = state, reason
+        if state == "restarting":
+            self._settled.clear()
+        else:
+            self._settled.set()
+
+    async def _back(self) -> EngineProcess:
+        """The process; one that is being started again is waited for, but not for long."""
+        if self.state == "restarting":
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), BACK_S)
+        return self._ready()
 
     def _ready(self) -> EngineProcess:
         if self.state != "ready" or self._current is None:
@@ -300,10 +346,7 @@ class Supervisor:
                 self._hung()
 
     def _hung(self) -> None:
-        if self.state == "ready" and self._current:
-            log.error("engine gave no answer within %g s; it is started again", self._run_timeout_s)
-            self._gone("it hung")
-            self._current.process.kill()
+        self.restart(f"it gave no answer within {self._run_timeout_s:g} s")
 
     async def _end(self) -> int | None:
         """End the current process without holding up the loop, and give its exit code."""
@@ -321,7 +364,7 @@ class Supervisor:
     def _gone(self, reason: str) -> None:
         """Take no more for a process that is ending; the keeper does the rest."""
         if self.state == "ready":
-            self.state, self.reason = "restarting", reason
+            self._enter("restarting", reason)
 
 
 def _unless_failed(answer: Message) -> Message:
