@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +8,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from served import refused, running, wait_until
+from served import free_port, refused, running, wait_until
 
 from alula.serve.records import Record
 from alula.serve.tracing import Traces
@@ -186,3 +189,34 @@ def test_nothing_of_it_is_loaded_where_it_is_off(bundles: dict[str, Path]) -> No
         server.post("/embed", {"inputs": "a"}, **{PARENT[0]: PARENT[1]})
         _, out, _ = server.stop()
     assert "opentelemetry" not in out.split(":")[1].split()
+
+
+def test_calls_over_grpc_are_traced_and_logged_as_requests_over_http_are(bundles: dict[str, Path]) -> None:
+    port = free_port()
+    texts = triton.InferInput("text", [2], "BYTES")
+    texts.set_data_from_numpy(np.array([b"xyzzy plugh", b"a"], object))
+    with collector() as (url, came):
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        options: dict[str, Any] = {"grpc_port": port, "traces": True, "log_format": "json"}
+        with running([bundles["embeddings"]], env=env, **options) as server:
+            with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                headers = {PARENT[0]: PARENT[1], "x-request-id": "seen"}
+                client.infer("tiny/embeddings", [texts], headers=headers)
+            _, _, err = server.stop()
+    assert [(span.name, span.trace_id.hex()) for _, span in came] == [
+        ("queue", TRACE),
+        ("compute", TRACE),
+        ("inference.GRPCInferenceService/ModelInfer", TRACE),
+    ]
+    (line,) = [line for line in map(json.loads, err.splitlines()) if line.get("request_id") == "seen"]
+    assert {key: line[key] for key in ("method", "outcome", "model", "items", "tokens", "trace_id")} == {
+        "method": "GRPC",
+        "outcome": "ok",
+        "model": "tiny/embeddings",
+        "items": 2,
+        "tokens": 7,
+        "trace_id": TRACE,
+    }
+    assert line["bytes"] > 0
+    assert len(line["input"]) == 16
+    assert "xyzzy" not in err
