@@ -44,6 +44,7 @@ class BuildRequest:
     revision: str = "main"
     task: str | None = None
     pooling: str | None = None
+    token_embeddings: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     labels: Path | None = None
     target: str = "auto"
@@ -95,6 +96,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
             checkpoint, request.task, request.pooling, request.inputs, asked, request.labels
         )
         spec = families.with_compat(spec, request.compat)
+        if request.token_embeddings:
+            spec = families.with_tokens(checkpoint, spec)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
         if spec.task in IMAGE_TASKS:

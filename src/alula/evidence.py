@@ -117,8 +117,9 @@ def choose(wanted: str, spec: ModelSpec) -> Reference:
 
 
 def golden_of(spec: ModelSpec) -> golden.Golden | None:
-    """The stored outputs for these weights; all that ship are normalised means, so other pooling has none."""
-    as_published = spec.task == "embeddings" and spec.pooling == "mean" and spec.normalize
+    """The stored outputs for these weights; all that ship are normalised means and nothing else."""
+    alone = len(spec.parts[0].outputs) == 1
+    as_published = spec.task == "embeddings" and spec.pooling == "mean" and spec.normalize and alone
     return golden.find(spec.digest) if as_published else None
 
 

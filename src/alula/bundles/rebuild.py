@@ -11,7 +11,7 @@ from alula.core.engine import Plan
 from alula.core.model import ModelSpec
 from alula.core.profile import DERIVED, Profile, Range
 from alula.core.units import bytes_as_text, seconds_as_text
-from alula.core.words import TENSORS
+from alula.core.words import TENSORS, TOKENS
 
 SHORT = ("batch", "length", "height", "width")
 """Axes that have an option of their own."""
@@ -60,6 +60,8 @@ def _model(model: ModelSpec, source: str) -> Iterator[str]:
         yield from ("--compat", model.compat)
     if model.pooling:
         yield from ("--pooling", model.pooling)
+    if any(output.name == TOKENS for output in model.parts[0].outputs):
+        yield "--token-embeddings"
     if model.task == TENSORS:
         for tensor in model.part("encoder").inputs:
             yield from ("--inputs", str(tensor))

@@ -75,6 +75,11 @@ def build(
     pooling: str | None = typer.Option(
         None, help=f"For embeddings: one of {', '.join(POOLINGS)}; of images: {', '.join(IMAGE_POOLINGS)}."
     ),
+    token_embeddings: bool = typer.Option(
+        False,
+        "--token-embeddings",
+        help="For embeddings of texts: also give the vectors of the tokens, not pooled, as /embed_all answers them.",
+    ),
     inputs: list[str] = typer.Option(
         [],
         metavar="NAME=DTYPE[DIM,...]",
@@ -198,6 +203,7 @@ def build(
         revision=revision,
         task=task,
         pooling=pooling,
+        token_embeddings=token_embeddings,
         inputs=parse_inputs(inputs),
         labels=labels,
         target=target,

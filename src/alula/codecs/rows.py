@@ -26,7 +26,8 @@ class Row:
 
     `offsets` are code points of the text a token comes from, `sources` says which text that is (0, 1 or
     `SPECIAL`), `words` numbers its words. All three are empty for rows made from bare ids.
-    `given` counts the tokens before anything was cut off.
+    `given` counts the tokens before anything was cut off. `unpooled` asks for the states of the tokens, too, of a model
+    that gives them.
     """
 
     ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class Row:
     sources: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
     given: int = 0
+    unpooled: bool = False
 
     @property
     def truncated(self) -> bool:

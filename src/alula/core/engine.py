@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -117,6 +117,15 @@ class Warming(Session, Protocol):
 
     def warm_up(self, shapes: Sequence[Mapping[str, int]]) -> None:
         """Make ready for calls of these axis sizes, and for those that padding brings to them."""
+        ...
+
+
+@runtime_checkable
+class Picking(Session, Protocol):
+    """A session that gives some of its outputs without what it costs to hand out the others."""
+
+    def pick(self, feeds: Feeds, names: Collection[str]) -> Feeds:
+        """As `run`, but these outputs alone."""
         ...
 
 

@@ -38,6 +38,9 @@ IMAGE_TASKS: tuple[Task, ...] = (
 TENSORS: Task = "tensors"
 """The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
 
+TOKENS = "token_embeddings"
+"""The output of a sentence encoder that has the states of its tokens before they are pooled; where it was asked for."""
+
 ONNX_TASKS: Mapping[str, Task] = {
     "detection": "text-detection",
     "recognition": "text-recognition",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,13 +153,17 @@ class OnnxRuntimeSession:
 
     def run(self, feeds: Feeds) -> Feeds:
         """Run once; ONNX Runtime allocates the outputs anew each time."""
+        return self.pick(feeds, self._names)
+
+    def pick(self, feeds: Feeds, names: Collection[str]) -> Feeds:
+        """The same, but these outputs alone."""
         if self._loaded is None:
             raise RunError("session is closed")
         admit(self.inputs, self._profile, feeds)
         # It refuses arrays that are not contiguous; those that are stay as they are.
         given = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         try:
-            return dict(zip(self._names, self._loaded.run(self._names, given), strict=True))
+            return dict(zip(names, self._loaded.run([*names], given), strict=True))
         except _FAILURES as error:
             raise RunError(f"onnxruntime failed: {said(error)}") from error
 

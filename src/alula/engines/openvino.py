@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -146,6 +146,7 @@ class OpenVinoSession:
         self.inputs = engine.inputs
         self.outputs = engine.outputs
         self.lanes = lanes
+        self._names = [spec.name for spec in engine.outputs]
         self._profile = engine.plan.profile
         self._compiled: ov.CompiledModel | None = compiled
         self._requests: list[ov.InferRequest] | None = [compiled.create_infer_request() for _ in range(lanes)]
@@ -153,6 +154,10 @@ class OpenVinoSession:
 
     def run(self, feeds: Feeds) -> Feeds:
         """Run once; inputs are read in place where they are contiguous, outputs are copies."""
+        return self.pick(feeds, self._names)
+
+    def pick(self, feeds: Feeds, names: Collection[str]) -> Feeds:
+        """The same, but these outputs alone are copied."""
         requests = self._requests
         if requests is None:
             raise RunError("session is closed")
@@ -160,7 +165,7 @@ class OpenVinoSession:
         request = requests.pop()
         try:
             request.infer(dict(feeds), share_inputs=True, share_outputs=True)
-            return {spec.name: request.get_tensor(spec.name).data.copy() for spec in self.outputs}
+            return {name: request.get_tensor(name).data.copy() for name in names}
         except RuntimeError as error:
             raise RunError(f"openvino failed: {said(error)}") from error
         finally:

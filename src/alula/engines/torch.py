@@ -111,7 +111,9 @@ class TorchSession:
         answer = model(**given, **self._options)
         if self._tail is None:
             return {spec.name: answer[spec.name] for spec in self.outputs}
-        return {self.outputs[0].name: self._tail(answer, given)}
+        embedding, *tokens = self.outputs
+        states = {spec.name: answer.last_hidden_state for spec in tokens}
+        return {embedding.name: self._tail(answer, given), **states}
 
     def close(self) -> None:
         """Release the model."""

@@ -18,7 +18,7 @@ from alula.families.hunyuan import with_compat
 from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.stated import parse_inputs
-from alula.families.tasks import describe
+from alula.families.tasks import describe, with_tokens
 from alula.families.text_files import text_files, write_text_files
 from alula.families.writing import weights_of
 
@@ -42,6 +42,7 @@ __all__ = [
     "text_files",
     "weights_of",
     "with_compat",
+    "with_tokens",
     "write",
     "write_text_files",
 ]

@@ -57,7 +57,8 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
     layer = head_layer(spec.family, spec.task)
     outputs: tuple[ir.Value, ...]
     if spec.task == "embeddings":
-        outputs = (_embedding(b, checkpoint, spec, states, inputs.mask),)
+        embedding = _embedding(b, checkpoint, spec, states, inputs.mask)
+        outputs = (embedding, states)[: len(part.outputs)]
     elif spec.task == "question-answering":
         outputs = _ends(b, states, layer, settings.hidden)
     elif spec.task == "token-classification":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Range
 from alula.core.tensor import Dim, TensorSpec
-from alula.core.words import TEXT_TASKS, choice
+from alula.core.words import TEXT_TASKS, TOKENS, choice
 from alula.families import images, onnx_file, writing
 from alula.families.checkpoint import Checkpoint, architecture_of
 from alula.families.labels import read_labels
@@ -122,6 +123,16 @@ def describe(  # noqa: PLR0913, PLR0917 - six, which is as many as a function ma
         labels=labels if classifies else (),
         activation=_activation(checkpoint, chosen, len(labels)),
     )
+
+
+def with_tokens(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
+    """The same sentence encoder with one output more: the states of its tokens, before they are pooled."""
+    if spec.task != "embeddings":
+        raise InputError(f"token embeddings are of models that embed texts; the task is {spec.task}")
+    (part,) = spec.parts
+    hidden = read_settings(spec.family, checkpoint.config).hidden
+    states = TensorSpec(name=TOKENS, dtype="float32", shape=(*_CELLS, hidden))
+    return replace(spec, parts=(replace(part, outputs=(*part.outputs, states)),))
 
 
 def _model_type(config: Mapping[str, Any]) -> str:

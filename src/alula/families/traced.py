@@ -162,6 +162,8 @@ def _pool(model: ir.Model, checkpoint: Checkpoint, spec: ModelSpec) -> None:
     for module in read_embedding(checkpoint).dense:
         x = pooling.dense(b, x, module)
     graph.outputs[0] = pooling.normalize(b, x) if spec.normalize else x
+    if len(spec.parts[0].outputs) > 1:
+        graph.outputs.append(states)
     b.extend(graph)
 
 

@@ -57,7 +57,7 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
     """`POST /embed`, as text-embeddings-inference has it."""
     service = catalogue.pick(Service, EMBEDDINGS, fields.maybe("model", str))
     given = bodies.texts(fields.any("inputs"), "inputs")
-    truncate = _truncate(fields)
+    truncate = cut(fields)
     normalize = fields.get("normalize", bool, default=True)
     dimensions = fields.maybe("dimensions", int)
     fields.done()
@@ -108,7 +108,7 @@ async def _predict_images(service: Uploaded[Any], fields: Fields) -> Any:
 
 async def _predict_classes(service: Service, fields: Fields) -> Any:
     given, batch = bodies.pairs(fields.any("inputs"), "inputs")
-    truncate = _truncate(fields)
+    truncate = cut(fields)
     raw = fields.get("raw_scores", bool, default=False)
     fields.done()
     _, outputs = await service.answer(
@@ -121,7 +121,7 @@ async def _predict_classes(service: Service, fields: Fields) -> Any:
 async def _predict_entities(service: Service, fields: Fields) -> Any:
     value = fields.any("inputs")
     given = bodies.texts(value, "inputs")
-    truncate = _truncate(fields)
+    truncate = cut(fields)
     options = fields.within("parameters")
     chosen = options if fields.maybe("parameters", dict) else fields
     aggregation = chosen.word("aggregation_strategy", ("simple", "none"))
@@ -150,7 +150,7 @@ async def _predict_answers(service: Service, fields: Fields) -> Any:
     chosen = options if fields.maybe("parameters", dict) else fields
     count = chosen.get("top_k", int, 1)
     longest = chosen.get("max_answer_len", int, 15)
-    truncate = _truncate(fields)
+    truncate = cut(fields)
     options.done()
     fields.done()
     if count < 1 or longest < 1:
@@ -180,7 +180,7 @@ async def rerank(catalogue: Catalogue, fields: Fields) -> list[dict[str, Any]]:
     given = bodies.texts(fields.get("texts", list), "texts")
     raw = fields.get("raw_scores", bool, default=False)
     return_text = fields.get("return_text", bool, default=False)
-    truncate = _truncate(fields)
+    truncate = cut(fields)
     fields.done()
     both = [Pair(first=query, second=text) for text in given]
     _, outputs = await service.answer(
@@ -200,7 +200,8 @@ def refuse_dimensions(service: Service, dimensions: int | None) -> None:
         raise InputError(f"dimensions is {dimensions}; the model has 1..{hidden}")
 
 
-def _truncate(fields: Fields) -> bool:
+def cut(fields: Fields) -> bool:
+    """Whether a text that is too long is cut, rather than refused."""
     fields.word("truncation_direction", ("right",))
     return fields.get("truncate", bool, default=True)
 

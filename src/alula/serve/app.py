@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, ocr_routes, openapi_served, v2_routes, web, written
+from alula.serve import answering, bodies, ocr_routes, openapi_served, unpooled, v2_routes, web, written
 from alula.serve.admission import Admitted
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
@@ -23,6 +23,7 @@ from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed
 from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
 from alula.serve.server import Server
+from alula.serve.unpooled import Matrices
 from alula.serve.uploads import fields_of, is_upload
 
 Answer: TypeAlias = Callable[[Catalogue, Fields], Awaitable[Any]]
@@ -34,6 +35,7 @@ ANSWERS: dict[str, Answer] = {
     "/v1/completions": written.completion,
     "/v1/embeddings": answering.embeddings,
     "/embed": answering.embed,
+    "/embed_all": unpooled.embed_all,
     "/tokenize": answering.tokenize,
     "/predict": answering.predict,
     "/rerank": answering.rerank,
@@ -42,7 +44,7 @@ ANSWERS: dict[str, Answer] = {
 UPLOADS = frozenset({"/predict"})
 """Where a body may hold images as they are."""
 
-IN_TIME = frozenset({"/v1/embeddings", "/embed", "/tokenize", "/predict", "/rerank"})
+IN_TIME = frozenset({"/v1/embeddings", "/embed", "/embed_all", "/tokenize", "/predict", "/rerank"})
 """Where a request is answered by its deadline; answers that are written have a limit of their own."""
 
 SHOWN = frozenset({"/v1/chat/completions"})
@@ -99,6 +101,8 @@ def _posted(server: Server, path: str, answer: Answer) -> Endpoint:
 
 async def _made(answer: Awaitable[Any]) -> Made:
     value = await answer
+    if isinstance(value, Matrices):
+        return await value.response()
     return value if isinstance(value, Events) else reply(value)
 
 

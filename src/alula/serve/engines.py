@@ -9,8 +9,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
-from alula.core.engine import InLanes, Recording, Session
+from alula.core.engine import InLanes, Picking, Recording, Session
 from alula.core.errors import AlulaError, DeviceLostError
+from alula.core.tensor import Feeds
 from alula.generate import Generator, Piece
 from alula.serve import sequences, wire
 from alula.serve.named import Named
@@ -106,7 +107,7 @@ class Engines:
         try:
             session = self._sessions[message.meta["model"]]
             before = _replays(session)
-            outputs = session.run(message.arrays)
+            outputs = _some(session, message.arrays, message.meta.get("wanted"))
         except Exception as error:
             self.lost = self.lost or isinstance(error, DeviceLostError)
             return _failure(message.number, error)
@@ -146,6 +147,16 @@ def _failure(number: int, error: Exception) -> Message:
     if not isinstance(error, AlulaError):
         log.error("message %d failed", number, exc_info=error)
     return wire.failure(number, error)
+
+
+def _some(session: Session, feeds: Feeds, wanted: Sequence[str] | None) -> Feeds:
+    """The outputs that are wanted; of most sessions the others are made and dropped here."""
+    if wanted is None:
+        return session.run(feeds)
+    if isinstance(session, Picking):
+        return session.pick(feeds, wanted)
+    outputs = session.run(feeds)
+    return {name: outputs[name] for name in wanted}
 
 
 def _replays(session: Session) -> int | None:

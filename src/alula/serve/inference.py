@@ -65,7 +65,7 @@ async def infer(catalogue: Catalogue, asked: Asked) -> Answered:
     terms.ask(asked.priority)
     feeds = _by_name(asked.inputs)
     wanted = _wanted(service, asked.outputs)
-    outputs = await givers(service, feeds)
+    outputs = await givers(service, feeds, wanted)
     return Answered(
         model=service.name,
         id=asked.id,

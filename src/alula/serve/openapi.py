@@ -112,6 +112,18 @@ def document() -> dict[str, Any]:
                 ["inputs"],
                 {"inputs": "A parrot sat on the fence."},
             ),
+            "/embed_all": _post(
+                "A vector for each token, as text-embeddings-inference has them; of models built for it",
+                {
+                    "inputs": TEXTS,
+                    "truncate": TRUNCATE,
+                    "truncation_direction": DIRECTION,
+                    "model": MODEL,
+                    **SOON,
+                },
+                ["inputs"],
+                {"inputs": "A parrot sat on the fence."},
+            ),
             "/tokenize": _post(
                 "The tokens of texts, none cut off, as text-embeddings-inference has them",
                 {

@@ -18,6 +18,7 @@ from alula.serve.bodies import LARGEST
 from alula.serve.catalogue import Served
 from alula.serve.options import ServeOptions
 from alula.serve.pictures import READING
+from alula.serve.service import gives_tokens
 from alula.serve.writer import CHATS
 
 Schema = dict[str, Any]
@@ -34,6 +35,8 @@ def document(services: Sequence[Served], options: ServeOptions) -> Schema:
     described = openapi.document()
     for path, (tasks, variants) in PATHS.items():
         fitting = [service for service in services if service.spec.task in tasks]
+        if path == EMBED_ALL:
+            fitting = [service for service in fitting if gives_tokens(service.spec)]
         schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         narrowed = [
             _named(variant, service, first=at == 0)
@@ -156,11 +159,14 @@ def _written(service: Served, options: ServeOptions) -> Sequence[Schema]:
     return [{"properties": {"logit_bias": bias, "stop_token_ids": ends}}]
 
 
+EMBED_ALL = "/embed_all"
+
 PATHS: Mapping[str, tuple[tuple[str, ...], Variants]] = {
     "/v1/chat/completions": (CHATS, _written),
     "/v1/completions": (WRITING_TASKS, _completed),
     "/v1/embeddings": (EMBEDDINGS, _embeddings),
     "/embed": (EMBEDDINGS, _embed),
+    EMBED_ALL: (EMBEDDINGS, _tokenize),
     "/tokenize": (TEXT_TASKS, _tokenize),
     "/predict": ((*PREDICTIONS, *READING), _predict),
     "/rerank": (RERANKING, _rerank),
@@ -185,7 +191,9 @@ def up_to(most: int) -> str:
 
 
 def _images(described: Schema, services: Sequence[Served]) -> None:
-    """Where no model looks at images, a body holds none, and where none reads pages, no path does."""
+    """Where no model looks at images, a body holds none; what none of them does has no path."""
+    if services and not any(gives_tokens(service.spec) for service in services):
+        del described["paths"][EMBED_ALL]
     if services and not any(service.spec.sees for service in services):
         for path in ocr_routes.PATHS:
             del described["paths"][path]

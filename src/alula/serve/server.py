@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -26,7 +26,7 @@ from alula.serve.pages import Pages
 from alula.serve.pictures import READING, Pictures, Uploaded
 from alula.serve.process import EngineProcess
 from alula.serve.sequences import Load
-from alula.serve.service import Batched, Service
+from alula.serve.service import Batched, RunSome, Service
 from alula.serve.supervisor import Supervisor
 from alula.serve.usage import EngineUsage
 from alula.serve.writer import Writer
@@ -146,9 +146,9 @@ class Server:
         named.refuse_if_replaced()
         return service
 
-    def _runner(self, at: int) -> Callable[[Feeds], Awaitable[Outcome]]:
-        async def run(feeds: Feeds) -> Outcome:
-            return await self.supervisor.run(at, feeds)
+    def _runner(self, at: int) -> RunSome:
+        async def run(feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
+            return await self.supervisor.run(at, feeds, wanted)
 
         return run
 

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from alula.batching import Answered, Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
@@ -15,6 +15,7 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
+from alula.core.words import TOKENS
 from alula.serve import terms
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
@@ -26,6 +27,16 @@ from alula.serve.trying import Timing, bundled
 T = TypeVar("T")
 R = TypeVar("R")
 Run: TypeAlias = Callable[[Feeds], Awaitable[Outcome]]
+
+
+class RunSome(Protocol):
+    """Runs a batch; of the outputs only the `wanted` ones come back, all where it is None."""
+
+    def __call__(self, feeds: Feeds, wanted: Sequence[str] | None = None) -> Awaitable[Outcome]:
+        """What the engine says."""
+        ...
+
+
 Observe: TypeAlias = Callable[[str, Ran], None]
 
 INLINE_CHARACTERS = 4_000
@@ -103,11 +114,18 @@ class Batched(ABC, Generic[T]):
 class Service(Batched[Row]):
     """A bundle being served that reads texts: its codec, and the batcher in front of its engine."""
 
-    def __init__(self, bundle: Bundle, run: Run, options: ServeOptions, observe: Observe) -> None:
+    def __init__(self, bundle: Bundle, run: RunSome, options: ServeOptions, observe: Observe) -> None:
         spec = within(bundle.model, bundle.engine(PART).plan.profile)
         self.codec = TextCodec.open(bundle.tokenizer, spec)
         self._tokens_a_character = TOKENS_A_CHARACTER
         super().__init__(bundle, spec, run, options, observe)
+        self._run_some = run
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """What one call of the engine holds, and of a sentence encoder whether it gives the vectors of tokens, too."""
+        tokens = {"token_embeddings": gives_tokens(self.spec)} if self.spec.task == "embeddings" else {}
+        return {**super().limits, **tokens}
 
     async def answer(
         self, count: int, characters: int, encode: Callable[[], Sequence[Row]]
@@ -135,8 +153,25 @@ class Service(Batched[Row]):
             return await asyncio.get_running_loop().run_in_executor(None, encode)
 
     async def _call(self, rows: list[Row]) -> Answered[Feeds]:
-        ran = await self._run(fit(rows, self.spec, self._profile))
-        return ran.answered(row_outputs(ran.outputs, rows, self.spec))
+        feeds = fit(rows, self.spec, self._profile)
+        if not gives_tokens(self.spec):
+            ran = await self._run_some(feeds)
+            return ran.answered(row_outputs(ran.outputs, rows, self.spec))
+        # States of tokens are a hundred times what a vector is, and mostly nobody asks for them.
+        names = [output.name for output in self.spec.parts[0].outputs]
+        some = any(row.unpooled for row in rows)
+        ran = await self._run_some(feeds, [name for name in names if some or name != TOKENS])
+        return ran.answered(
+            [
+                {name: array for name, array in outputs.items() if row.unpooled or name != TOKENS}
+                for row, outputs in zip(rows, row_outputs(ran.outputs, rows, self.spec), strict=True)
+            ]
+        )
+
+
+def gives_tokens(spec: ModelSpec) -> bool:
+    """Whether a sentence encoder was built to give the states of its tokens, too."""
+    return any(output.name == TOKENS for output in spec.parts[0].outputs)
 
 
 def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPolicy:

@@ -98,11 +98,15 @@ class Supervisor:
         self._keeper = asyncio.create_task(self._keep(), name="engine keeper")
         self._watcher = asyncio.create_task(self._watch(), name="engine watcher")
 
-    async def run(self, model: int, feeds: Feeds) -> Outcome:
-        """Run one batch. Raises what the engine raised, or `EngineAway` if it died; waits for one that comes back."""
+    async def run(self, model: int, feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
+        """Run one batch; only `wanted` outputs come back, all where it is None.
+
+        Raises what the engine raised, or `EngineAway` if it died; waits for one that comes back.
+        """
         current = await self._back()
+        meta = {"model": model, **({} if wanted is None else {"wanted": [*wanted]})}
         (answer,) = await self._ask(
-            current, [Message(kind=Kind.RUN, number=self._next(), meta={"model": model}, arrays=feeds)]
+            current, [Message(kind=Kind.RUN, number=self._next(), meta=meta, arrays=feeds)]
         )
         return Outcome(
             outputs=answer.arrays,

@@ -14,6 +14,7 @@ import numpy as np
 from alula.codecs import Row
 from alula.core.errors import InputError, ShapeError
 from alula.core.tensor import Array, Feeds, TensorSpec
+from alula.core.words import TOKENS
 from alula.serve.arrays import Arrays, rows_of
 from alula.serve.catalogue import Served
 from alula.serve.errors import Refused
@@ -36,15 +37,15 @@ def takes(service: Served) -> tuple[Slot, ...]:
     return (*(Slot(name=name, datatype=BYTES, shape=(-1,)) for name in _read(service)), *own)
 
 
-async def givers(service: Served, feeds: Mapping[str, Array]) -> Feeds:
-    """The outputs for one request's tensors, all rows of them."""
+async def givers(service: Served, feeds: Mapping[str, Array], wanted: Sequence[str]) -> Feeds:
+    """The outputs for one request's tensors, all rows of them; those that are `wanted` are among them."""
     if service.spec.writes:
         raise Refused(
             f"model {service.name!r} writes text and takes no tensors; ask /v1/completions", status=400
         )
     _check(service, feeds)
     if isinstance(service, Service):
-        return await (_of_texts if TEXT in feeds else _of_ids)(service, feeds)
+        return await (_of_texts if TEXT in feeds else _of_ids)(service, feeds, TOKENS in wanted)
     if isinstance(service, Uploaded):
         if IMAGE in feeds:
             files = [Upload(content=one, name=f"image {at}") for at, one in enumerate(feeds[IMAGE])]
@@ -88,7 +89,7 @@ def _check(service: Served, feeds: Mapping[str, Array]) -> None:
         raise InputError(f"input {missing[0]!r} is missing; expected {', '.join(own)}{instead}")
 
 
-async def _of_texts(service: Service, feeds: Mapping[str, Array]) -> Feeds:
+async def _of_texts(service: Service, feeds: Mapping[str, Array], unpooled: bool) -> Feeds:
     firsts, seconds = _texts(feeds, TEXT), _texts(feeds, PAIR)
     if PAIR in feeds and len(firsts) != len(seconds):
         raise ShapeError(
@@ -98,7 +99,7 @@ async def _of_texts(service: Service, feeds: Mapping[str, Array]) -> Feeds:
 
     def encode() -> list[Row]:
         if not seconds:
-            return [codec.encode(text) for text in firsts]
+            return [replace(codec.encode(text), unpooled=unpooled) for text in firsts]
         pairs = zip(firsts, seconds, strict=True)
         return [codec.encode_pair(first, second, only_second=only_second) for first, second in pairs]
 
@@ -106,7 +107,7 @@ async def _of_texts(service: Service, feeds: Mapping[str, Array]) -> Feeds:
     return padded(outputs, service.spec.parts[0].outputs, max(len(row.ids) for row in rows))
 
 
-async def _of_ids(service: Service, feeds: Mapping[str, Array]) -> Feeds:
+async def _of_ids(service: Service, feeds: Mapping[str, Array], unpooled: bool) -> Feeds:
     """Ids as they are; the batcher pads rows anew, so padding may only be at their end."""
     count = rows_of(feeds)
     if len({array.shape for array in feeds.values()}) != 1:
@@ -116,7 +117,10 @@ async def _of_ids(service: Service, feeds: Mapping[str, Array]) -> Feeds:
         raise InputError(f"a row has {given} tokens; the model takes {service.spec.max_length}")
 
     def encode() -> list[Row]:
-        return [replace(service.codec.encode_ids(ids), type_ids=types) for ids, types in _rows(feeds)]
+        return [
+            replace(service.codec.encode_ids(ids), type_ids=types, unpooled=unpooled)
+            for ids, types in _rows(feeds)
+        ]
 
     _, outputs = await service.answer(count, feeds["input_ids"].size, encode)
     return padded(outputs, service.spec.parts[0].outputs, given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.words import BY_VALUE, TENSORS
+from alula.core.words import BY_VALUE, TENSORS, TOKENS
 
 HIGHER_IS_BETTER = frozenset(
     {
@@ -269,9 +269,11 @@ def metrics_of(spec: ModelSpec, precision: str = "fp32") -> tuple[tuple[str, str
             for output in spec.parts[0].outputs
             for metric in (floats if output.dtype.startswith("float") else ("value_agreement",))
         )
-    return metrics_for(
+    usual = metrics_for(
         spec.task, labels=len(spec.labels), activation=spec.activation, normalize=spec.normalize
     )
+    tokens = any(output.name == TOKENS for output in spec.parts[0].outputs)
+    return (*usual, *(((TOKENS, "cosine"), (TOKENS, "max_error")) if tokens else ()))
 
 
 def metrics_for(
