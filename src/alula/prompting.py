@@ -81,7 +81,11 @@ class Prompts:
         spec = bundle.model
         if not spec.writes:
             raise InputError(f"{spec.name} is for task {spec.task!r}, which takes no prompt")
-        return cls.of(bundle.tokenizer, spec)
+        prompts = cls.of(bundle.tokenizer, spec)
+        if prompts.patcher is not None:
+            down, across = bundle.grid
+            prompts.patcher = prompts.patcher.within(across, down)
+        return prompts
 
     @classmethod
     def of(cls, folder: Path, spec: ModelSpec) -> Prompts:

@@ -98,3 +98,12 @@ def test_what_is_not_done_is_refused(change: dict[str, Any], said: str, tmp_path
         patcher(tmp_path, {**CONFIG, **change})
     with pytest.raises(InputError, match=r"has neither preprocessor_config\.json nor"):
         Patcher.open(tmp_path / "nowhere")
+
+
+def test_what_an_engine_does_not_take_is_made_smaller_both_sides_by_as_much(tmp_path: Path) -> None:
+    made = patcher(tmp_path).within(176, 128)
+    assert made.size(4096, 2160) == patcher(tmp_path).size(4096, 2160) == (2816, 1472)
+    assert made.size(2160, 4096) == (1056, 2048)
+    assert made.size(640, 20000) == (32, 2048)
+    assert made.size(32, 6400) == (32, 2048)
+    assert made.encode(Image.new("RGB", (400, 2400))).shape[:2] == (128, 20)

@@ -249,6 +249,15 @@ def test_an_answer_with_the_token_for_images_sees_no_other_ones(
     np.testing.assert_allclose(logits(joined=True), logits(joined=False), atol=1e-5)
 
 
+def test_pages_are_made_as_small_as_the_engine_takes(bundles: Mapping[str, Bundle]) -> None:
+    bundle = bundles["onnxruntime"]
+    prompts, (down, across) = Prompts.open(bundle), bundle.grid
+    assert prompts.patcher is not None
+    assert (prompts.patcher.most_down, prompts.patcher.most_across) == (down, across)
+    prompts.patcher = replace(prompts.patcher.within(10, 4), least_pixels=1)
+    assert prompts.patches(np.zeros((400, 400, 3), np.uint8)).shape[:2] == (4, 4)
+
+
 def test_what_was_not_delivered_is_refused(bundles: Mapping[str, Bundle]) -> None:
     prompts, page = Prompts.open(bundles["onnxruntime"]), tiny_hunyuan.page(8, 8)
     with pytest.raises(InputError, match="has places for 0 images, 1 are given"):

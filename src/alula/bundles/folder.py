@@ -24,6 +24,7 @@ from alula.core.errors import InputError, ManifestError
 from alula.core.machine import machine
 from alula.core.model import ModelSpec
 from alula.core.parse import get, get_each
+from alula.core.profile import GRID
 from alula.core.tensor import Feeds
 
 MANIFEST = "manifest.json"
@@ -96,6 +97,16 @@ class Bundle:
         if part not in self.manifest.engines:
             raise InputError(f"{self.root}: no engine for part {part!r}; has {sorted(self.manifest.engines)}")
         return self.manifest.engines[part]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The most patches down and across of an image that its engines take."""
+        sides = [engine.plan.profile.axes for engine in self.manifest.engines.values()]
+        found = next((axes for axes in sides if set(GRID) <= set(axes)), None)
+        if found is None:
+            raise InputError(f"{self.root}: no engine takes patches of an image")
+        down, across = (found[axis].max for axis in GRID)
+        return down, across
 
     @property
     def stored(self) -> Stored:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,7 +32,10 @@ _COLOURS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patcher:
-    """What the checkpoint says of its pages; a side has a whole number of squares of `merge` by `merge` patches."""
+    """What the checkpoint says of its pages; a side has a whole number of squares of `merge` by `merge` patches.
+
+    `most_across` and `most_down` are what an engine takes at most, in patches.
+    """
 
     least_pixels: int
     most_pixels: int
@@ -40,6 +44,8 @@ class Patcher:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     rescale: float
+    most_across: int = sys.maxsize
+    most_down: int = sys.maxsize
 
     @classmethod
     def open(cls, folder: Path) -> Patcher:
@@ -58,11 +64,15 @@ class Patcher:
         """Numbers of a patch."""
         return _COLOURS * self.patch * self.patch
 
+    def within(self, most_across: int, most_down: int) -> Patcher:
+        """The same for an engine that takes so many patches across and down."""
+        return replace(self, most_across=most_across, most_down=most_down)
+
     def size(self, width: int, height: int) -> tuple[int, int]:
         """The width and height that a page of this size is brought to, as the published code rounds.
 
         To the nearest multiple of `patch` x `merge`, halves to the even one; down where that is too many pixels, up
-        where it is too few. Pure.
+        where it is too few. What an engine does not take is made smaller yet, both sides by as much. Pure.
         """
         if max(width, height) > LONGEST * min(width, height):
             raise InputError(
@@ -76,6 +86,10 @@ class Patcher:
         elif sides[0] * sides[1] < self.least_pixels:
             beta = math.sqrt(self.least_pixels / (height * width))
             sides = [math.ceil(side * beta / step) * step for side in (width, height)]
+        most = (self.most_across * self.patch, self.most_down * self.patch)
+        ratio = min(limit / side for limit, side in zip(most, sides, strict=True))
+        if ratio < 1:
+            sides = [max(step, math.floor(side * ratio / step) * step) for side in sides]
         return sides[0], sides[1]
 
     def encode(self, page: Image) -> Patches:
