@@ -124,6 +124,7 @@ OWNERS: dict[str, set[str]] = {
     "jinja2": {"codecs/templates"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
+    "orjson": {"serve/jsons"},
     "prometheus_client": {"serve"},
     "grpc": {"serve/grpc_admission", "serve/grpc_front"},
     "pynvml": {"serve/gpus"},

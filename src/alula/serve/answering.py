@@ -17,6 +17,7 @@ from alula.core.words import TEXT_TASKS
 from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
+from alula.serve.jsons import Numbers
 from alula.serve.pictures import READING, Uploaded
 from alula.serve.service import Service
 
@@ -28,7 +29,7 @@ BEST = 5
 """Classes of an image, where nobody says how many."""
 
 
-async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
+async def embeddings(catalogue: Catalogue, fields: Fields) -> Numbers:
     """`POST /v1/embeddings`, as OpenAI has it."""
     service = catalogue.pick(Service, EMBEDDINGS, fields.maybe("model", str))
     given = bodies.inputs(fields.any("input"), "input")
@@ -42,18 +43,15 @@ async def embeddings(catalogue: Catalogue, fields: Fields) -> dict[str, Any]:
     )
     found = _vectors(outputs, normalize=service.spec.normalize, dimensions=dimensions)
     tokens = sum(len(row.ids) for row in rows)
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": at, "embedding": _written(vector, encoding)}
-            for at, vector in enumerate(found)
-        ],
-        "model": service.name,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
+    data = [
+        {"object": "embedding", "index": at, "embedding": _written(vector, encoding)}
+        for at, vector in enumerate(found)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return Numbers({"object": "list", "data": data, "model": service.name, "usage": usage})
 
 
-async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
+async def embed(catalogue: Catalogue, fields: Fields) -> Numbers:
     """`POST /embed`, as text-embeddings-inference has it."""
     service = catalogue.pick(Service, EMBEDDINGS, fields.maybe("model", str))
     given = bodies.texts(fields.any("inputs"), "inputs")
@@ -69,7 +67,7 @@ async def embed(catalogue: Catalogue, fields: Fields) -> list[list[float]]:
         _characters(given),
         lambda: [service.codec.encode(text, truncate=truncate) for text in given],
     )
-    return [vector.tolist() for vector in _vectors(outputs, normalize=normalize, dimensions=dimensions)]
+    return Numbers(_vectors(outputs, normalize=normalize, dimensions=dimensions))
 
 
 async def tokenize(catalogue: Catalogue, fields: Fields) -> list[list[dict[str, Any]]]:
@@ -233,5 +231,5 @@ def _vectors(
 
 def _written(vector: NDArray[np.float32], encoding: str) -> Any:
     if encoding == "float":
-        return vector.tolist()
+        return vector
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

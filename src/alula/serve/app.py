@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alula.core.errors import InputError
 from alula.serve import answering, bodies, ocr_routes, openapi_served, unpooled, v2_routes, web, written
@@ -53,8 +53,9 @@ SHOWN = frozenset({"/v1/chat/completions"})
 
 def application(server: Server) -> ASGIApp:
     """Everything that is served over HTTP."""
+    answers = {path: _posted(server, path, answer) for path, answer in ANSWERS.items()}
     routes = [
-        *(Route(path, _posted(server, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in answers.items()),
         Route("/v1/models", _got(lambda: models(server))),
         Route(MODEL, _model(server)),
         *ocr_routes.routes(server),
@@ -69,8 +70,28 @@ def application(server: Server) -> ASGIApp:
         ),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _wrong_method})
-    admitted = Admitted(app, server.admission, lambda error, path: refusal(failure_of(error), path))
+    admitted = Admitted(
+        Direct(app, answers), server.admission, lambda error, path: refusal(failure_of(error), path)
+    )
     return Observed(admitted, server.observer, routes)
+
+
+class Direct:
+    """An ASGI application whose busiest paths are answered without a look at the others: they handle every error."""
+
+    def __init__(self, app: ASGIApp, answers: Mapping[str, Endpoint]) -> None:
+        self._app = app
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        asks = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._answers.get(scope["path"]) if asks else None
+        if endpoint is None:
+            await self._app(scope, receive, send)
+            return
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def refusal(failure: Failure, path: str) -> Response:
@@ -94,7 +115,7 @@ def _posted(server: Server, path: str, answer: Answer) -> Endpoint:
         fields = _fields(request, body, uploads=uploads)
         hurried(fields)
         deadline = deadline_of(request, fields, server.options.timeout_s) if path in IN_TIME else None
-        return await unless_gone(request, _made(answer(server.catalogue, fields)), deadline)
+        return await unless_gone(_made(answer(server.catalogue, fields)), deadline)
 
     return posted(server, limit, answered, refused)
 

@@ -7,13 +7,15 @@ import errno
 import json
 import logging
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, cast
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from alula.serve.errors import Failure
 
@@ -31,6 +33,24 @@ LOOKED_AT = 64
 """Bytes of what came last: enough to see whose path it asks for."""
 
 
+MOST_HEAD_BYTES = 65_536
+"""Of a request, before its body; the parser has no limit of its own."""
+
+
+class _Http(HttpToolsProtocol):
+    """uvicorn's protocol, which can be asked whether it is in the middle of a head."""
+
+    in_head = False
+
+    def on_message_begin(self) -> None:
+        self.in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        super().on_headers_complete()
+
+
 @dataclass(kw_only=True, slots=True)
 class Bounds:
     """How many connections there are and may be, and how long the head of a request may take."""
@@ -43,6 +63,22 @@ class Bounds:
     def protocol(self) -> type[asyncio.Protocol]:
         """What uvicorn makes for every connection."""
         return cast("type[asyncio.Protocol]", partial(Connection, self))
+
+
+@contextmanager
+def told_of_leaving(told: Callable[[], None]) -> Iterator[None]:
+    """`told` is called when the client of the request at hand leaves; soon, if it has left already."""
+    connection = _CURRENT.get()
+    if connection is None:
+        yield
+        return
+    if connection.lost:
+        asyncio.get_running_loop().call_soon(told)
+    connection.leaving.add(told)
+    try:
+        yield
+    finally:
+        connection.leaving.discard(told)
 
 
 def connections_within(wanted: int) -> int:
@@ -64,11 +100,14 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, bounds: Bounds, **given: Any) -> None:
         self._bounds = bounds
-        self._http = cast("Any", AutoHTTPProtocol(**given))
+        self._http = cast("Any", _Http(**given))
         self._http.send_400_response = self._malformed
         self._refused = bounds.count >= bounds.most
         self._told = False
+        self.lost = False
+        self.leaving: set[Callable[[], None]] = set()
         self._begins = b""
+        self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -89,7 +128,11 @@ class Connection(asyncio.Protocol):
             self._tell(data)
             return
         self._begins = data[:LOOKED_AT]
+        _CURRENT.set(self)  # for the task that answers what begins here
         self._http.data_received(data)
+        self._head_bytes = self._head_bytes + len(data) if self._http.in_head else 0
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._malformed("the head is too large")
         if not self._waits:
             self._unwait()
         elif self._timer is None:
@@ -102,6 +145,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """One connection less."""
         self._unwait()
+        self.lost = True
+        for told in tuple(self.leaving):
+            told()
         if not self._refused:
             self._bounds.count -= 1
             self._http.connection_lost(exc)
@@ -170,6 +216,9 @@ def _answer(failure: Failure, phrase: str, *, openai: bool) -> bytes:
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {failure.status} {phrase}\r\n{head}\r\n".encode() + body
+
+
+_CURRENT: ContextVar[Connection | None] = ContextVar("connection", default=None)
 
 
 class OutOfFiles:

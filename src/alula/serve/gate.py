@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from alula.core.errors import Overloaded
 from alula.serve.errors import Refused
+from alula.serve.patience import Patience
 
 
 class Bodies:
@@ -42,7 +43,7 @@ class Gatekeeper:
         self.loading = True
         self.active = 0
         self._draining = False
-        self._arriving: set[asyncio.Future[bytes]] = set()
+        self._arriving: set[Patience] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,8 +55,8 @@ class Gatekeeper:
     def close(self) -> None:
         """Let nobody in any more, and wait for no body that is not there yet."""
         self._draining = True
-        for body in self._arriving:
-            body.cancel()
+        for patience in self._arriving:
+            patience.left()
 
     def refuse_unless_open(self) -> None:
         """Say why no request is taken, if none is."""
@@ -66,22 +67,22 @@ class Gatekeeper:
 
     async def arrived(self, body: Awaitable[bytes], within_s: float) -> bytes:
         """A body, waited for outside the gate: a slow client must not hold up the end of the server."""
-        arriving = asyncio.ensure_future(body)
-        self._arriving.add(arriving)
+        patience = Patience(within_s)
+        self._arriving.add(patience)
         try:
-            done, _ = await asyncio.wait({arriving}, timeout=within_s)
+            with patience:
+                found = await body
+        except asyncio.CancelledError:
+            if not patience.ended:
+                raise
             self.refuse_unless_open()
-            if not done:
-                raise Refused(
-                    f"the body was not there in full within {within_s:g} s",
-                    status=408,
-                    code="request_timeout",
-                )
-            return arriving.result()
+            raise Refused(
+                f"the body was not there in full within {within_s:g} s", status=408, code="request_timeout"
+            ) from None
         finally:
-            self._arriving.discard(arriving)
-            if not arriving.cancel() and not arriving.cancelled():
-                arriving.exception()  # taken note of, should the gate have closed meanwhile
+            self._arriving.discard(patience)
+        self.refuse_unless_open()
+        return found
 
     def enter(self) -> None:
         """Let one request in, or say why not."""

@@ -75,6 +75,7 @@ class Observed:
         self._app = app
         self._observer = observer
         self._routes = tuple(routes)
+        self._plain = {route.path for route in routes if "{" not in route.path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -94,8 +95,11 @@ class Observed:
 
     def _record(self, scope: Scope, request_id: str) -> Record:
         path = scope["path"]
-        route = next((route.path for route in self._routes if route.path_regex.match(path)), "other")
+        route = path if path in self._plain else self._matching(path)
         return record_of(scope, route, request_id)
+
+    def _matching(self, path: str) -> str:
+        return next((route.path for route in self._routes if route.path_regex.match(path)), "other")
 
 
 def _traces() -> Traces:

@@ -88,7 +88,7 @@ def _posted(server: Server, answer: Answer) -> Endpoint:
         hurried(fields)
         # Pages are answers that are written, and have their limit.
         deadline = deadline_of(request, fields, UNSAID_S)
-        return await unless_gone(request, answer(request, fields, deadline), deadline)
+        return await unless_gone(answer(request, fields, deadline), deadline)
 
     return posted(server, lambda: server.largest_body(shown=True), answered, _refusal, LineStream)
 

@@ -13,8 +13,11 @@ from starlette.responses import Response
 
 from alula.serve import bodies, deadlines, terms
 from alula.serve.bodies import Fields
+from alula.serve.connections import told_of_leaving
 from alula.serve.deadlines import Deadline
 from alula.serve.events import Events, EventStream
+from alula.serve.jsons import Numbers
+from alula.serve.patience import Patience
 from alula.serve.records import LEFT, current
 from alula.serve.server import Server
 
@@ -26,8 +29,12 @@ Answer: TypeAlias = Callable[[Request, bytes, Callable[[int], None]], Awaitable[
 
 def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer. ASCII only, so that any text can be sent; NaN is a defect, never an answer."""
-    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    body = value.json() if isinstance(value, Numbers) else _dumped(value)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def posted(
@@ -69,19 +76,18 @@ def posted(
     return endpoint
 
 
-async def unless_gone(request: Request, work: Awaitable[Made], deadline: Deadline | None = None) -> Made:
+async def unless_gone(work: Awaitable[Made], deadline: Deadline | None = None) -> Made:
     """What is made. Nothing more is done for a client who left, or whose time is over."""
-    making = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(request.receive())
+    patience = Patience(deadline.left(monotonic()) if deadline else None)
     try:
-        left = deadline.left(monotonic()) if deadline else None
-        done, _ = await asyncio.wait({making, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if deadline and not done:
-            raise deadline.missed()
-        return making.result() if making.done() else Response(status_code=LEFT)
-    finally:
-        making.cancel()
-        leaving.cancel()
+        with told_of_leaving(patience.left), patience:
+            return await work
+    except asyncio.CancelledError:
+        if patience.ended == "left":
+            return Response(status_code=LEFT)
+        if patience.ended == "late" and deadline:
+            raise deadline.missed() from None
+        raise
 
 
 def deadline_of(request: Request, fields: Fields, default_s: float) -> Deadline:

@@ -94,7 +94,7 @@ def _infer(server: Server) -> Endpoint:
         asked, wish = await _asked(request, body)
         default_s = server.options.timeout_s
         within_s = deadlines.allowed(in_header(request), asked.within_s, default=default_s)
-        return await unless_gone(request, _answer(server, asked, wish), Deadline.after(within_s, began))
+        return await unless_gone(_answer(server, asked, wish), Deadline.after(within_s, began))
 
     def refused(error: Exception) -> Response:
         return refusal(failure_of(error))
