@@ -145,6 +145,13 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ),
             ),
             Panel(
+                title="Canaries",
+                what="Small requests through each engine, by what came of them.",
+                lines=lines(
+                    (per_second("alula_canaries_total", "model, finding", MODEL), "{{model}} {{finding}}")
+                ),
+            ),
+            Panel(
                 title="At once",
                 lines=lines((f"sum by (instance) (alula_requests_active{{{WHO}}})", "{{instance}}")),
             ),

@@ -85,8 +85,8 @@ class GpuFigures:
 class ServerFigures:
     """A server between two readings, `seconds` apart.
 
-    `failed` are answers with 5xx, `refused` with 4xx but for those `rejected`, which there was no room for; `degraded`
-    were answered by something cheaper.
+    `failed` are answers with 5xx, `refused` with 4xx but for those `rejected`, which there was no room for, and those
+    whose client `left`; `degraded` were answered by something cheaper.
     """
 
     status: str
@@ -98,6 +98,7 @@ class ServerFigures:
     failed: float
     refused: float
     rejected: float
+    left: float
     degraded: float
     restarts: float
     p50_s: float | None
@@ -166,7 +167,8 @@ def figures(span: Span, status: str, reason: str, now: float) -> ServerFigures:
         active=after.value("alula_requests_active") or 0.0,
         requests=sum(statuses.values()),
         failed=sum(rate for status, rate in statuses.items() if status >= "500" and status != "503"),
-        refused=sum(rate for status, rate in statuses.items() if "400" <= status < "500" and status != "429"),
+        refused=sum(rate for status, rate in statuses.items() if "400" <= status < "499" and status != "429"),
+        left=statuses.get("499", 0.0),
         rejected=span.rate("alula_admission_rejected_total"),
         degraded=span.rate("alula_degraded_requests_total"),
         restarts=after.value("alula_engine_restarts_total") or 0.0,

@@ -49,6 +49,7 @@ SERVER = ServerFigures(
     failed=0.0,
     refused=0.0,
     rejected=0.0,
+    left=0.0,
     degraded=0.0,
     restarts=0,
     p50_s=0.009,
@@ -95,10 +96,25 @@ def test_a_view_says_how_the_server_is_and_what_each_model_does() -> None:
 
 def test_what_should_be_nought_is_shown_where_it_is_not() -> None:
     bad = replace(
-        SERVER, failed=0.5, rejected=3.0, degraded=1.0, restarts=2, status="restarting", reason="-9"
+        SERVER,
+        failed=0.5,
+        left=0.25,
+        rejected=3.0,
+        degraded=1.0,
+        restarts=2,
+        status="restarting",
+        reason="-9",
     )
     text = drawn(View(url="http://a").seen(bad))
-    for said in ("restarting", "-9", "0.5 failed/s", "3.0 rejected/s", "1.0 degraded/s", "2 restarts"):
+    for said in (
+        "restarting",
+        "-9",
+        "0.5 failed/s",
+        "3.0 rejected/s",
+        "0.2 left/s",
+        "1.0 degraded/s",
+        "2 restarts",
+    ):
         assert said in text
 
 

@@ -175,6 +175,7 @@ def _bad(look: ServerFigures) -> Iterator[tuple[str, str]]:
         ("failed/s", look.failed, "bold red"),
         ("rejected/s", look.rejected, "bold yellow"),
         ("refused/s", look.refused, "yellow"),
+        ("left/s", look.left, "yellow"),
         ("degraded/s", look.degraded, "bold yellow"),
     ):
         if value:

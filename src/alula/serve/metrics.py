@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from alula.batching import Ran
+from alula.serve.pulse import Finding
 from alula.serve.sequences import Load
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
@@ -145,6 +147,14 @@ class Metrics:
         self._cancelled = Counter(
             "alula_answers_cancelled", "Answers that nobody waited for any more", ["model"], registry=registry
         )
+
+    def expect(self, model: str, *, writes: bool) -> None:
+        """Begin at nought what counts what seldom happens: a counter that is first seen as 1 has not grown."""
+        for reason in ("full", "unavailable", "connections"):
+            self._rejected.labels(reason)
+        (self._cancelled if writes else self._failed).labels(model)
+        for finding in get_args(Finding):
+            self._canaries.labels(model, finding)
 
     def request(self, route: str, status: int, seconds: float, model: str = "") -> None:
         """One request was answered, by a model or without any."""

@@ -144,6 +144,7 @@ class Server:
         else:
             service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
+        self.metrics.expect(service.name, writes=bundle.model.writes)
         return service
 
     def _runner(self, at: int) -> RunSome:
