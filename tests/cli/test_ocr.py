@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +144,26 @@ def test_a_second_run_goes_on_where_the_first_ended(run: Any, capsys: pytest.Cap
     assert Counting.read_so_far == 9, "and written on behind its tear"
 
 
+def test_a_result_that_cannot_be_written_loses_no_other(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"out/.doc.{os.getpid()}.txt.part").mkdir(parents=True)
+    assert run("one.png", "doc.pdf", "two.png", "-o", "out") == 2
+    assert "doc.pdf: its result cannot be written to out/doc.txt: Is a directory" in capsys.readouterr().err
+    assert Path("out/one.txt").is_file()
+    assert Path("out/two.txt").is_file()
+    assert not Path("out/doc.txt").exists()
+
+
+def ended() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupted_by_hand() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [interrupted_by_hand, ended])
 def test_an_interrupt_leaves_what_was_whole(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: Callable[[], None], run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("out").mkdir()
     Path("out/doc.txt").write_text("the last good one")
@@ -150,7 +171,7 @@ def test_an_interrupt_leaves_what_was_whole(
     def interrupted(self: object, scans: Any, ask: Any) -> Any:
         for at, page in enumerate(InkReader.read(Counting(1), scans, ask)):
             if at == 2:
-                raise KeyboardInterrupt
+                end()
             yield page
 
     monkeypatch.setattr(Counting, "read", interrupted)

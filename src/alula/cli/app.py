@@ -7,10 +7,14 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 
 import typer
 
@@ -73,7 +77,8 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path need not be text; what stdout cannot show is escaped, as it is on stderr.
         sys.stdout.reconfigure(errors="backslashreplace")
-    code = _run()
+    with _ended_like_interrupted():
+        code = _run()
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -82,6 +87,23 @@ def main() -> int:
         # A reader such as `head` that has enough is no error to speak of.
         return 1 if isinstance(error, BrokenPipeError) else _fail(f"standard output: {error.strerror}", 1)
     return code
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM leaves the last good state, as Control-C does; `serve` hears both itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _run() -> int:

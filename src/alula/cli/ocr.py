@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
 from alula.ocr.subtitles import joined, still, with_subtitles
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MOST_JOBS = 4
 """Processes that open files, where nothing is said: one of two cores, and no more than this."""
 
@@ -221,12 +223,23 @@ class _Run:
             begun = time.perf_counter()
             outcomes = read_pages(still(found), self.reader, self.ask)
             for source, of_file in groupby(_noted(outcomes, note), key=lambda outcome: outcome.source):
-                summary = self._file(source, of_file)
+                summary = self._written(source, of_file)
                 summary.seconds, begun = time.perf_counter() - begun, time.perf_counter()
                 goal = self.goals[source]
                 if log is not None and goal is not None and not (summary.failed or summary.error):
                     log.keep(source, goal)
                 yield summary
+
+    def _written(self, source: str, outcomes: Iterator[Done | Lost]) -> Summary:
+        """One file's pages; a result that cannot be written is that file's fault, but for a disk that is full."""
+        try:
+            return self._file(source, outcomes)
+        except OSError as error:
+            if error.errno in _FULL or self.goals[source] is None:
+                raise
+            said = f"{source}: its result cannot be written to {self.goals[source]}: {error.strerror}"
+            print(f"alula: {said}", file=sys.stderr)
+            return Summary(file=source, error=said)
 
     def _file(self, source: str, outcomes: Iterator[Done | Lost]) -> Summary:
         """One file's pages, written as they come; a file that cannot be opened leaves no result."""
