@@ -319,6 +319,11 @@ def test_a_folder_that_is_no_bundle_is_refused_with_the_cure(tmp_path: Path) -> 
         Bundle.open(tmp_path / "nowhere")
 
 
+def test_a_folder_of_bundles_names_them(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=f"is no bundle and has some in it; name one of them: {bundle.root}"):
+        Bundle.open(bundle.root.parent)
+
+
 def test_a_nan_survives_the_file_and_does_not_pass(tmp_path: Path) -> None:
     bundle = make(tmp_path / "b", checks=(replace(PASSED, worst=float("nan")),))
     assert "NaN" not in (bundle.root / "checks.json").read_text()

@@ -239,6 +239,8 @@ def _manifest(root: Path) -> Manifest:
 def _not_a_bundle(root: Path) -> str:
     if root.is_file():
         return "is a file, expected the folder of a bundle"
+    if inner := sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}")):
+        return f"is no bundle and has some in it; name one of them: {', '.join(inner)}"
     what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
     return f"{what}; make one with: alula build MODEL -o {root}"
 
