@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from alula import __version__
+from alula.bundles.folder import MANIFEST
 from alula.core.model import ModelSpec
 from alula.serve.catalogue import Served
 from alula.serve.server import Server
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Precisions in the words of text-embeddings-inference; it has none for the others."""
 
 
 def models(server: Server) -> dict[str, Any]:
@@ -21,11 +26,30 @@ def model(server: Server, name: str) -> dict[str, Any]:
 
 
 def _model(service: Served) -> dict[str, Any]:
-    return {"id": service.name, "object": "model", "created": 0, "owned_by": "alula"}
+    """One model; what it takes in tokens under the name that vLLM has for it."""
+    longest = service.limits.get("max_total_tokens", service.spec.max_length)
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": _made(service.bundle.root),
+        "owned_by": "alula",
+        **({"max_model_len": longest} if service.spec.vocab_size else {}),
+    }
+
+
+def _made(root: Path) -> int:
+    """When a bundle was made or came here; 0 where it has been taken away since."""
+    try:
+        return int((root / MANIFEST).stat().st_mtime)
+    except OSError:
+        return 0
 
 
 def info(server: Server) -> dict[str, Any]:
-    """`GET /info`: the first model as text-embeddings-inference describes one, and all of them in full."""
+    """`GET /info`: the first model as text-embeddings-inference describes one, and all of them in full.
+
+    Texts are tokenised in this process alone, which is one worker in its words; it is no container, and has no label.
+    """
     if not server.catalogue.services:
         return {"version": __version__, "models": []}
     described = [_described(service) for service in server.catalogue.services]
@@ -33,14 +57,19 @@ def info(server: Server) -> dict[str, Any]:
     options = server.options
     return {
         "model_id": first["id"],
+        "served_model_name": first["id"],
         "model_sha": first["revision"],
-        "model_dtype": first["precision"],
+        "model_dtype": DTYPES.get(first["precision"], first["precision"]),
         "model_type": _type(server.catalogue.services[0].spec),
         "auto_truncate": True,
         "max_concurrent_requests": options.max_waiting_rows,
         "max_input_length": first["max_input_length"],
         "max_client_batch_size": options.max_client_batch,
         "max_batch_tokens": options.max_batch_tokens,
+        "max_batch_requests": first.get("max_batch_rows"),
+        "tokenization_workers": 1,
+        "sha": None,
+        "docker_label": None,
         "max_body_bytes": options.max_body_bytes,
         "version": __version__,
         "models": described,
@@ -70,7 +99,7 @@ def _described(service: Served) -> dict[str, Any]:
         "precision": engine.graph.precision,
         "built_for": engine.target,
         "verified": bundle.verified,
-        "max_input_length": spec.max_length,
+        "max_input_length": spec.max_length if spec.vocab_size else None,
         **service.limits,
         "labels": list(spec.labels),
     }
