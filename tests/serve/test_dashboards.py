@@ -299,3 +299,10 @@ def test_a_fault_in_an_alert_is_seen(tmp_path: Path, right: str, wrong: str) -> 
     (tmp_path / "alerts.yml").write_text(text.replace(right, wrong, 1))
     shutil.copy(RULES / "alerts_test.yml", tmp_path)
     assert promtool(tmp_path, "test", "rules", "alerts_test.yml").returncode == 1
+
+
+def test_every_metric_stands_in_the_docs(server: served.Running) -> None:
+    found = set(re.findall(r"# TYPE (alula_\w+)", server.client.get("/metrics").text))
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert sorted(name for name in found if f"`{name}`" not in page) == []
+    assert len(found) > 20
