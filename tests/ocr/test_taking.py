@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -138,9 +140,12 @@ def test_a_process_that_crashes_or_takes_too_long_costs_one_page(tmp_path: Path)
         late = pool.result(pool.submit(Task(source=sources[0], index=0)))
         assert isinstance(late, Lost)
         assert late.message == f"{sources[0]}, page 1 takes more than 0.3 s"
+        first = pool.processes[0]
         ticket = pool.submit(Task(source=sources[0], index=0))
-        os.kill(pool.processes[0], signal.SIGKILL)
-        crashed = pool.result(ticket)
+        os.kill(first, signal.SIGKILL)
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(_kill_the_next, pool, first)
+            crashed = pool.result(ticket)
         assert isinstance(crashed, Lost)
         assert crashed.message == f"{sources[0]}, page 1 cannot be opened: it crashes what opens it"
         page = pool.result(pool.submit(Task(source=sources[1], index=1)))
@@ -149,6 +154,21 @@ def test_a_process_that_crashes_or_takes_too_long_costs_one_page(tmp_path: Path)
     for process in last:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def _kill_the_next(pool: Pool, first: int) -> None:
+    while pool.processes[0] == first:
+        time.sleep(0.001)
+    os.kill(pool.processes[0], signal.SIGKILL)
+
+
+def test_a_process_that_somebody_kills_costs_nothing(tmp_path: Path) -> None:
+    source = _file(tmp_path, "a.pdf", numbered(2))
+    with closing(Pool(FAST, 1)) as pool:
+        assert pool.result(pool.submit(Task(source=source))) == 2
+        ticket = pool.submit(Task(source=source, index=1))
+        os.kill(pool.processes[0], signal.SIGKILL)
+        assert isinstance(pool.result(ticket), Scan)
 
 
 def test_a_document_that_needs_more_memory_than_it_may_take_is_refused(tmp_path: Path) -> None:

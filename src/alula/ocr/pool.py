@@ -23,6 +23,9 @@ Taken: TypeAlias = Scan | Lost
 AHEAD = 2
 """Pages for each process that may be waiting or under work."""
 
+TRIES = 1
+"""How often a page is tried again whose process ended."""
+
 _LEAVE_S = 2.0
 _START_S = 60.0
 """For a process to start, beside what its page may take."""
@@ -70,10 +73,11 @@ def _page(answer: Answer) -> Taken:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Work that was given to the pool, and what came of it."""
+    """Work that was given to the pool, what came of it, and how many processes ended over it."""
 
     task: Task
     answer: Answer | None = None
+    ended: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +151,7 @@ class Pool:
                 try:
                     worker.connection.send(worker.ticket.task)
                 except OSError:  # it has ended between two tasks
-                    self._give_up(worker, "cannot be opened: the process for it has ended")
+                    self._try_again(worker, "cannot be opened: the process for it has ended")
 
     def _receive(self, worker: _Worker) -> None:
         assert worker.ticket is not None
@@ -160,7 +164,18 @@ class Pool:
                 raise RunError(
                     f"a process to open files does not start: it ends with {worker.process.returncode}"
                 ) from None
-            self._give_up(worker, "cannot be opened: it crashes what opens it")
+            self._try_again(worker, "cannot be opened: it crashes what opens it")
+
+    def _try_again(self, worker: _Worker, why: str) -> None:
+        """Give a task whose process ended to another, once: somebody may have killed it for its memory."""
+        ticket = worker.ticket
+        assert ticket is not None
+        ticket.ended += 1
+        if ticket.ended > TRIES:
+            self._give_up(worker, why)
+            return
+        self._waiting.appendleft(ticket)
+        self._renew(worker)
 
     def _give_up(self, worker: _Worker, why: str) -> None:
         """Answer for a process that is lost, and start another in its place."""
@@ -170,6 +185,9 @@ class Pool:
         worker.ticket.answer = Lost(
             source=task.source, index=task.index, message=f"{task.source}{page} {why}"
         )
+        self._renew(worker)
+
+    def _renew(self, worker: _Worker) -> None:
         worker.end(0.0)
         self._workers[self._workers.index(worker)] = _started(self._taking)
 
