@@ -1,9 +1,11 @@
-"""How long a request may take, and what becomes of it when that is over. Pure: the time is an argument."""
+"""How long a request may take, and what becomes of it when that is over. The time is an argument."""
 
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 
 from alula.core.errors import InputError
 from alula.serve.errors import Refused
@@ -38,6 +40,19 @@ class Deadline:
     def missed(self) -> Refused:
         """What a request is told that was not answered by then."""
         return Refused(f"no answer within {self.within_s:g} s", status=504, code="timeout")
+
+
+_CURRENT: ContextVar[float] = ContextVar("until", default=inf)
+
+
+def until() -> float:
+    """When nobody waits any more for the request that is being answered, in seconds of the monotonic clock."""
+    return _CURRENT.get()
+
+
+def set_until(deadline: Deadline | None) -> None:
+    """It holds from now on in the task that answers the request, and in those it begins."""
+    _CURRENT.set(deadline.at if deadline else inf)
 
 
 def allowed(*asked: float | None, default: float) -> float:

@@ -283,6 +283,7 @@ def _left(context: Any) -> float | None:
 
 async def _in_time(work: Awaitable[Any], deadline: Deadline) -> Any:
     """The answer; nothing more is done for who left or whose time is over."""
+    deadlines.set_until(deadline)
     try:
         return await asyncio.wait_for(work, deadline.left(monotonic()))
     except asyncio.TimeoutError:

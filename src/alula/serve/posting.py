@@ -78,6 +78,7 @@ def posted(
 
 async def unless_gone(work: Awaitable[Made], deadline: Deadline | None = None) -> Made:
     """What is made. Nothing more is done for a client who left, or whose time is over."""
+    deadlines.set_until(deadline)
     patience = Patience(deadline.left(monotonic()) if deadline else None)
     try:
         with told_of_leaving(patience.left), patience:

@@ -16,7 +16,7 @@ from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
 from alula.core.words import TOKENS
-from alula.serve import terms
+from alula.serve import deadlines, terms
 from alula.serve.errors import Refused
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
@@ -103,8 +103,9 @@ class Batched(ABC, Generic[T]):
 
     async def _queued(self, rows: Sequence[T], lengths: Sequence[int]) -> list[Feeds]:
         """The outputs of the rows of a request, which wait as urgently as it is."""
-        later_s = terms.current().later_s
-        return await self.batcher.submit(rows, lengths, later_s=later_s, told=current().ran)
+        return await self.batcher.submit(
+            rows, lengths, later_s=terms.current().later_s, deadline=deadlines.until(), told=current().ran
+        )
 
     @abstractmethod
     async def _call(self, rows: list[T]) -> Answered[Feeds]:
