@@ -30,11 +30,11 @@ def test_a_line_is_found_again_through_noise() -> None:
 
 def test_a_shape_that_is_off_the_line_is_known_by_what_it_took() -> None:
     costs = Costs()
-    for _ in range(30):
+    for _ in range(300):
         for rows, length in SHAPES_TRIED:
             slow = 2.0 if (rows, length) == (4, 32) else 1.0
             costs.learn(rows, length, slow * (0.001 + 3e-5 * rows * length))
-    assert costs.seconds(4, 32) == pytest.approx(2 * (0.001 + 3e-5 * 128), rel=0.15)
+    assert costs.seconds(4, 32) == pytest.approx(2 * (0.001 + 3e-5 * 128), rel=0.25)
     assert costs.seconds(5, 32) < costs.seconds(4, 32), "another shape is not"
 
 

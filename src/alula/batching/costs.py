@@ -14,14 +14,18 @@ Shape: TypeAlias = tuple[int, int]
 
 KEPT = 0.98
 """Of earlier measurements' weight, with each one more: the last fifty or so decide."""
-DOUBT = 3.0
-"""Measurements of one shape count against so many of the line, since each is noisy by itself."""
-RECENT = 20
+DOUBT = 30.0
+"""Measurements of one shape count against so many of the line, since each is noisy by itself: with 3, batches were
+padded half as much again, since whatever shape had been lucky was taken again.
+"""
+RECENT = 100
 """Measurements of one shape that are remembered at most: a machine that became busy is found out."""
 FARTHEST = 4.0
 """A measurement that is farther off than so many times counts as if it were so far: something else had the machine."""
 FIXED_CELLS = 32.0
 """Cells that take as long as a call does beside its cells, until it is known: MiniLM on OpenVINO, two AVX-512 cores."""
+NEW = 0.1
+"""Of what kernels for a shape take, what its first batch is charged with: the next ones have them for nothing."""
 LEAST = 1e-6
 """Of a mean call's seconds, what a cell costs at least."""
 SHAPES = 4_096
@@ -62,7 +66,7 @@ class Costs:
         line = self._line(rows, length)
         seen = self._seen.get((rows, length))
         if seen is None:
-            return line + self._new_s
+            return line + NEW * self._new_s
         return line * (DOUBT + seen.count * seen.ratio) / (DOUBT + seen.count)
 
     def row_seconds(self, length: int, rows: int) -> float:

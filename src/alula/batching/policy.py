@@ -15,13 +15,13 @@ from math import inf
 from alula.batching.costs import Costs
 from alula.core.errors import InputError
 
-GOOD = 0.96
+GOOD = 0.95
 """A batch that is worth so much of the best one per second is as good, if it is done sooner."""
 HOPELESS = 0.85
 """Adding rows ends where a batch has fallen below so much of the best one: the rest are shorter still."""
 LOOKED_AT = 256
 """Of those who wait, so many of the oldest are looked at for each batch."""
-PATIENCE = 2.0
+PATIENCE = 3.0
 """The oldest is passed until it has waited so many times as long as all who wait take."""
 SHARE = 0.25
 """... or for so much of the time that it has."""
