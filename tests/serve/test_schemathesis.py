@@ -100,3 +100,5 @@ def test_what_nobody_here_does_is_not_described(server: Running, tmp_path: Path)
     with running([make_reader(tmp_path / "reader")]) as reading:
         content = reading.get("/openapi.json")["paths"]["/predict"]["post"]["requestBody"]["content"]
         assert "image/*" in content
+        gone = {"/embed", "/embed_all", "/tokenize", "/rerank", "/v1/embeddings", "/v1/completions", "/ocr"}
+        assert not gone & set(reading.get("/openapi.json")["paths"])

@@ -33,20 +33,19 @@ CUT = ("truncate", "truncation_direction")
 def document(services: Sequence[Served], options: ServeOptions) -> Schema:
     """`GET /openapi.json`; before the models are loaded, of models in general."""
     described = openapi.document()
-    for path, (tasks, variants) in PATHS.items():
-        fitting = [service for service in services if service.spec.task in tasks]
-        if path == EMBED_ALL:
-            fitting = [service for service in fitting if gives_tokens(service.spec)]
+    if services:
+        _only(described, services)
+    for path, (_, variants) in PATHS.items():
+        fitting = _fitting(path, services)
+        if not fitting:
+            continue
         schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        narrowed = [
+        schema["anyOf"] = [
             _named(variant, service, first=at == 0)
             for at, service in enumerate(fitting)
             for variant in variants(service, options)
         ]
-        if narrowed:
-            schema["anyOf"] = narrowed
     described = deepcopy(described)  # of which many a part stands in several places, and in constants
-    _images(described, services)
     _names(described, services)
     for methods in described["paths"].values():
         for body in _bodies(methods):
@@ -190,14 +189,23 @@ def up_to(most: int) -> str:
     return f"^({'|'.join(ways)})$"
 
 
-def _images(described: Schema, services: Sequence[Served]) -> None:
-    """Where no model looks at images, a body holds none; what none of them does has no path."""
-    if services and not any(gives_tokens(service.spec) for service in services):
-        del described["paths"][EMBED_ALL]
-    if services and not any(service.spec.sees for service in services):
-        for path in ocr_routes.PATHS:
-            del described["paths"][path]
-    if services and not any(service.spec.task in READING for service in services):
+def _fitting(path: str, services: Sequence[Served]) -> list[Served]:
+    """The models that a path is for."""
+    tasks, _ = PATHS[path]
+    fitting = [service for service in services if service.spec.task in tasks]
+    return [each for each in fitting if gives_tokens(each.spec)] if path == EMBED_ALL else fitting
+
+
+def _only(described: Schema, services: Sequence[Served]) -> None:
+    """No path and no kind of body that no model here is for."""
+    idle = [path for path in PATHS if not _fitting(path, services)]
+    if not any(service.spec.sees for service in services):
+        idle += ocr_routes.PATHS
+    if all(service.spec.writes for service in services):
+        idle.append(openapi_tensors.PATH)
+    for path in idle:
+        del described["paths"][path]
+    if "/predict" not in idle and not any(service.spec.task in READING for service in services):
         content = described["paths"]["/predict"]["post"]["requestBody"]["content"]
         for kind in [kind for kind in content if kind != "application/json"]:
             del content[kind]

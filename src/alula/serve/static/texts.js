@@ -27,7 +27,7 @@ function similarities(texts, vectors) {
   const cell = (row, column) => {
     const value = cosine(vectors[row], vectors[column]), share = Math.max(0, value);
     return el("td", {class: share > 0.8 ? "heat strong" : "heat", css: {"--share": `${(100 * share).toFixed(0)}%`},
-      title: `${texts[row]} / ${texts[column]}`}, value.toFixed(2));
+      title: `${texts[row]} / ${texts[column]}`}, value.toFixed(2).replace(/^-(0\.00)$/, "$1"));
   };
   const places = [...Array(shown).keys()];
   return el("div", {},
