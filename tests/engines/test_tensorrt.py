@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from alula.core.engine import Plan
-from alula.core.errors import CompileError, DeviceLostError, EngineError, RunError
+from alula.core.errors import CompileError, DeviceLostError, EngineError, OutOfMemoryError, RunError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.core.tensor import TensorSpec
 from alula.engines import backend, traits
-from alula.engines.cuda import Buffer, Cuda, Device, OutOfMemoryError, view
+from alula.engines.cuda import Buffer, Cuda, Device, view
 from alula.engines.tensorrt import targets
 from alula.engines.tensorrt.compiling import hold, obey_types, progress, types_of
 from alula.engines.tensorrt.job import Job

@@ -13,8 +13,7 @@ from writers import IN_PLACE_SIZES, written
 
 from alula.core.decoding import Room, Work
 from alula.core.engine import Engine
-from alula.core.errors import ShapeError
-from alula.engines.cuda import OutOfMemoryError
+from alula.core.errors import OutOfMemoryError, ShapeError
 from alula.engines.dense import Dense, Loaded
 from alula.engines.tensorrt import beds as beds_module
 from alula.engines.tensorrt.beds import Layout

@@ -17,11 +17,11 @@ from encoders import PROFILE, feeds, near, same
 from gpus import compiled, needs_gpu
 
 from alula.core.engine import Engine, Plan
-from alula.core.errors import CompileError, EngineError
+from alula.core.errors import CompileError, EngineError, OutOfMemoryError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.engines import backend
-from alula.engines.cuda import Cuda, OutOfMemoryError
+from alula.engines.cuda import Cuda
 from alula.engines.tensorrt.session import TensorRtSession
 
 pytestmark = [needs_gpu, pytest.mark.timeout(600)]

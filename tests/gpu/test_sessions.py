@@ -15,12 +15,12 @@ from fake_gpu import ILLEGAL, FakeCudart
 from gpus import REASON, compiled, pretended
 
 from alula.core.engine import Plan
-from alula.core.errors import DeviceLostError, RunError, ShapeError
+from alula.core.errors import DeviceLostError, OutOfMemoryError, RunError, ShapeError
 from alula.core.graph import Graph
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds
 from alula.engines import backend
-from alula.engines.cuda import Cuda, OutOfMemoryError
+from alula.engines.cuda import Cuda
 from alula.engines.tensorrt import lane as lanes_module
 from alula.engines.tensorrt.session import TensorRtSession
 from alula.engines.tensorrt.shapes import Stats

@@ -14,7 +14,7 @@ from parrot import Parrot
 from alula.bundles import Bundle
 from alula.core.decoding import Room
 from alula.core.engine import Session
-from alula.core.errors import DeviceLostError, InputError, RunError
+from alula.core.errors import DeviceLostError, InputError, OutOfMemoryError, RunError
 from alula.core.tensor import Array, Feeds
 from alula.core.words import IMAGE_TASKS, TENSORS
 from alula.engines import fake
@@ -151,6 +151,8 @@ def opener(root: Path, opening: Opening) -> Session | Generator:
     names = named.get(bundle.model.task, {})
 
     def function(feeds: Feeds) -> Feeds:
+        if exists("SCRIPTED_FULL") and Path(os.environ["SCRIPTED_FULL"]).read_text() == root.name:
+            raise OutOfMemoryError("GPU out of memory: 100 MiB asked for")
         every = outputs(feeds)
         given: dict[str, Array] = {
             spec.name: every[names.get(spec.name, spec.name)] for spec in engine.outputs

@@ -10,6 +10,7 @@
         +-- CompileError
         +-- RunError
             +-- DeviceLostError   (the process has to be started again)
+            +-- OutOfMemoryError
 
 `AssertionError` is left for bugs in this package.
 """
@@ -73,6 +74,10 @@ class CompileError(EngineError):
 
 class RunError(EngineError):
     """A compiled engine failed while running."""
+
+
+class OutOfMemoryError(RunError):
+    """The device has not the memory that was asked for; what was there before still works."""
 
 
 class DeviceLostError(RunError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.core.errors import DeviceLostError, EngineError, MissingExtraError, RunError
+from alula.core.errors import DeviceLostError, EngineError, MissingExtraError, OutOfMemoryError, RunError
 
 OUT_OF_MEMORY = 2
 
@@ -25,10 +25,6 @@ _TO_DEVICE, _TO_HOST = "cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 
 Bytes = NDArray[np.uint8]
-
-
-class OutOfMemoryError(RunError):
-    """The GPU has not the memory that was asked for; what was there before still works."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,13 +12,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alula.core.errors import InputError
-from alula.serve import answering, bodies, ocr_routes, openapi_served, unpooled, v2_routes, web, written
+from alula.serve import (
+    answering,
+    bodies,
+    ocr_routes,
+    openapi_served,
+    records,
+    unpooled,
+    v2_routes,
+    web,
+    written,
+)
 from alula.serve.admission import Admitted
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Failure, failure_of
 from alula.serve.events import Events
 from alula.serve.information import info, model, models
+from alula.serve.jsons import Numbers
 from alula.serve.metrics import CONTENT_TYPE_LATEST
 from alula.serve.observed import Observed
 from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
@@ -115,13 +126,17 @@ def _posted(server: Server, path: str, answer: Answer) -> Endpoint:
         fields = _fields(request, body, uploads=uploads)
         hurried(fields)
         deadline = deadline_of(request, fields, server.options.timeout_s) if path in IN_TIME else None
-        return await unless_gone(_made(answer(server.catalogue, fields)), deadline)
+        return await unless_gone(_made(server, path, lambda: answer(server.catalogue, fields)), deadline)
 
     return posted(server, limit, answered, refused)
 
 
-async def _made(answer: Awaitable[Any]) -> Made:
-    value = await answer
+async def _made(server: Server, path: str, answer: Callable[[], Awaitable[Any]]) -> Made:
+    value = await server.degrading.answered(answer)
+    if path.startswith("/v1/") and (because := records.current().because):
+        said = value.value if isinstance(value, Numbers) else value
+        if isinstance(said, dict):
+            said["degraded"] = because
     if isinstance(value, Matrices):
         return await value.response()
     return value if isinstance(value, Events) else reply(value)

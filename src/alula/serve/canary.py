@@ -36,15 +36,24 @@ Told: TypeAlias = Callable[[str, Finding, float], None]
 
 
 class Canaries:
-    """Asks all engines in turn as long as `watch` runs; `services` are in the order of the supervisor's numbers."""
+    """Asks all engines in turn as long as `watch` runs; `services` are in the order of the supervisor's numbers.
+
+    `beside` stands behind the names of models here, where there are two of one name.
+    """
 
     def __init__(
-        self, supervisor: Supervisor, services: Callable[[], Sequence[Served]], every_s: float, told: Told
+        self,
+        supervisor: Supervisor,
+        services: Callable[[], Sequence[Served]],
+        every_s: float,
+        told: Told,
+        beside: str = "",
     ) -> None:
         self._supervisor = supervisor
         self._services = services
         self._every_s = every_s
         self._told = told
+        self._beside = beside
         self._asking: dict[str, Canary | None] = {}
         self._pulses: dict[str, Pulse] = {}
 
@@ -69,7 +78,7 @@ class Canaries:
             log.exception("no canary of %s", service.name)
 
     async def _ask(self, at: int, service: Served) -> None:
-        name = service.name
+        name = service.name + self._beside
         if name not in self._asking:
             loop = asyncio.get_running_loop()
             self._asking[name] = await loop.run_in_executor(None, canary_of, service.bundle)

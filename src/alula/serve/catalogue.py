@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -37,6 +37,11 @@ class Served(Protocol):
         ...
 
     @property
+    def wait_s(self) -> float | None:
+        """How long what waits takes, by what was measured; None where nothing was."""
+        ...
+
+    @property
     def limits(self) -> Mapping[str, Any]:
         """What `/info` says of it beside what it says of every model."""
         ...
@@ -49,11 +54,16 @@ class Served(Protocol):
 S = TypeVar("S", bound=Served)
 
 
+def _itself(service: Served) -> Served:
+    return service
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """Every service, in the order the bundles were named."""
+    """Every service, in the order the bundles were named; `instead` says who answers for one at the moment."""
 
     services: tuple[Served, ...]
+    instead: Callable[[Served], Served] = _itself
 
     def __post_init__(self) -> None:
         names = [service.name for service in self.services]
@@ -70,12 +80,12 @@ class Catalogue:
         return service
 
     def doing(self, tasks: tuple[str, ...], model: str | None) -> Served:
-        """The named model, or the first one that does one of the tasks."""
+        """The named model, or the first one that does one of the tasks; or who answers for it."""
         wanted = " or ".join(tasks)
         if model is None:
             for service in self.services:
                 if service.spec.task in tasks:
-                    return service
+                    return self.instead(service)
             raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
         service = self.named(model)
         if service.spec.task not in tasks:
@@ -83,7 +93,7 @@ class Catalogue:
                 f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
                 status=400,
             )
-        return service
+        return self.instead(service)
 
     def named(self, model: str) -> Served:
         """The model with this name, or whose bundle lies in a folder of this name."""

@@ -23,7 +23,7 @@ from alula.serve.grpc_admission import Admitting, identified
 from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
 from alula.serve.inference import described, found, infer, server_metadata
-from alula.serve.observed import record_of, request_id_of
+from alula.serve.observed import DEGRADED, record_of, request_id_of
 from alula.serve.records import Record, current
 from alula.serve.server import Server
 
@@ -131,7 +131,8 @@ class GrpcFront:
                     record.status = failure.status
                     return await context.abort(_code(failure), failure.message, (*trailing, *_again(failure)))
                 record.status = 200
-                context.set_trailing_metadata(trailing)
+                because = ((DEGRADED, record.because),) if record.because else ()
+                context.set_trailing_metadata((*trailing, *because))
                 return made
 
         return method
@@ -153,7 +154,10 @@ class GrpcFront:
             try:
                 asked = grpc_tensors.asked(request)
                 within_s = deadlines.allowed(_left(context), asked.within_s, default=server.options.timeout_s)
-                answered = await _in_time(infer(server.catalogue, asked), Deadline.after(within_s, began))
+                answered = await _in_time(
+                    server.degrading.answered(lambda: infer(server.catalogue, asked)),
+                    Deadline.after(within_s, began),
+                )
                 return grpc_tensors.response(answered)
             finally:
                 server.gate.leave()

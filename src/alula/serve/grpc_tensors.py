@@ -62,6 +62,8 @@ def asked(request: Any) -> Asked:
 def response(answered: Answered) -> Any:
     """A `ModelInferResponse`; its tensors are bytes behind their descriptions."""
     made = MESSAGES["ModelInferResponse"](model_name=answered.model, model_version=VERSION, id=answered.id)
+    if answered.degraded:
+        made.parameters["degraded"].string_param = answered.degraded
     for tensor in answered.outputs:
         made.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.values.shape)
         made.raw_output_contents.append(to_raw(tensor))

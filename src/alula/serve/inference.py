@@ -11,7 +11,7 @@ import numpy as np
 from alula import __version__
 from alula.core.errors import EngineError, InputError
 from alula.core.tensor import Array, Feeds
-from alula.serve import terms
+from alula.serve import records, terms
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.errors import Refused
 from alula.serve.tensor_inputs import givers, takes
@@ -42,11 +42,12 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """What a request is answered with, in the order its outputs were named in."""
+    """What a request is answered with, in the order its outputs were named in; and why by something cheaper, if so."""
 
     model: str
     id: str
     outputs: tuple[Tensor, ...]
+    degraded: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +62,7 @@ class Described:
 
 async def infer(catalogue: Catalogue, asked: Asked) -> Answered:
     """Answer one request; it is joined with others as those of every route are."""
-    service = found(catalogue, asked.model, asked.version)
+    service = catalogue.instead(found(catalogue, asked.model, asked.version))
     terms.ask(asked.priority)
     feeds = _by_name(asked.inputs)
     wanted = _wanted(service, asked.outputs)
@@ -70,6 +71,7 @@ async def infer(catalogue: Catalogue, asked: Asked) -> Answered:
         model=service.name,
         id=asked.id,
         outputs=tuple(Tensor(name=name, values=_defined(outputs, name)) for name in wanted),
+        degraded=records.current().because,
     )
 
 

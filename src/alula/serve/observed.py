@@ -28,6 +28,9 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 TRACE_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
+DEGRADED = "x-alula-degraded"
+"""Why something cheaper answered; over gRPC it stands in the trailing metadata."""
+
 ALWAYS = frozenset({"status", "ms", "queue_ms", "compute_ms"})
 """What is written though it be nought."""
 
@@ -82,15 +85,14 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(scope)
 
         async def seen(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", []), *_told(record)]
             await send(message)
 
-        with self._observer.observed(self._record(scope, request_id.decode())) as record:
+        with self._observer.observed(self._record(scope, request_id_of(scope).decode())) as record:
             await self._app(scope, receive, seen)
 
     def _record(self, scope: Scope, request_id: str) -> Record:
@@ -100,6 +102,13 @@ class Observed:
 
     def _matching(self, path: str) -> str:
         return next((route.path for route in self._routes if route.path_regex.match(path)), "other")
+
+
+def _told(record: Record) -> Iterator[tuple[bytes, bytes]]:
+    """What every answer says in its head."""
+    yield b"x-request-id", record.id.encode()
+    if record.because:
+        yield DEGRADED.encode(), record.because.encode()
 
 
 def _traces() -> Traces:
@@ -164,6 +173,7 @@ def _described(record: Record) -> Iterator[tuple[str, Any]]:
     yield "compute_ms", _ms(record.compute_s)
     yield "first_token_ms", _ms(record.first_s)
     yield "degraded", record.degraded
+    yield "because", record.because
     yield "caller", record.caller
     yield "client", record.client
     yield "trace_id", record.trace_id

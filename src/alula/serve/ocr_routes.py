@@ -88,7 +88,8 @@ def _posted(server: Server, answer: Answer) -> Endpoint:
         hurried(fields)
         # Pages are answers that are written, and have their limit.
         deadline = deadline_of(request, fields, UNSAID_S)
-        return await unless_gone(answer(request, fields, deadline), deadline)
+        making = server.degrading.answered(lambda: answer(request, fields, deadline))
+        return await unless_gone(making, deadline)
 
     return posted(server, lambda: server.largest_body(shown=True), answered, _refusal, LineStream)
 

@@ -93,6 +93,15 @@ class ServeOptions:
     key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0)
     key_per_minute: int = setting(0, "Requests of one key a minute; 0 for any number.", least=0)
     private: bool = setting(False, "Ask for a key for metrics and docs, too.")
+    fallback: tuple[str, ...] = setting(
+        (),
+        "Bundle that answers where a served model's own engine cannot, of the same checkpoint.",
+        metavar="BUNDLE",
+    )
+    degrade: bool = setting(True, "Let fallbacks answer; without it requests are refused instead.")
+    degrade_wait_s: float = setting(
+        5.0, "Seconds that what waits may take before a fallback answers.", above=0
+    )
     canary_s: float = setting(
         30.0,
         "Seconds between small requests that show that each engine answers rightly; 0 for none.",

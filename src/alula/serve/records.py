@@ -48,7 +48,8 @@ class Record:
     Bodies are digested where somebody reads of it (`digests`).
     `items` are texts, images, rows or answers that were asked for, `tokens` those read, `written` those written,
     `pixels` of images as they came, `input` begins the SHA-256 of the body, `degraded` says by what it was answered
-    instead, `caller` is the name of its key. `failed` is what a stream ended with whose status was out already. `trace`
+    instead and `because` why, `caller` is the name of its key. `failed` is what a stream ended with whose status was
+    out already. `trace`
     are the headers by which a caller says whose part the request is, `trace_id` and `span_id` its own name there.
     """
 
@@ -76,6 +77,7 @@ class Record:
     queue_s: float | None = None
     compute_s: float | None = None
     degraded: str = ""
+    because: str = ""
     caller: str = ""
     failed: int | None = None
     spans: list[Span] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from alula.bundles import Bundle
@@ -15,6 +16,7 @@ from alula.serve.admission import Admission
 from alula.serve.arrays import Arrays
 from alula.serve.canary import Canaries
 from alula.serve.catalogue import Catalogue, Served
+from alula.serve.degrading import Degrading, standing_in
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.gpus import watched
 from alula.serve.metrics import Metrics
@@ -53,10 +55,22 @@ class Server:
             run_timeout_s=options.run_timeout_s,
             first=first,
         )
+        self.fallbacks = tuple(Named.at(Path(root)) for root in options.fallback if options.degrade)
+        self.beside = (
+            Supervisor(
+                options.engine_command,
+                self.fallbacks,
+                options.opening,
+                run_timeout_s=options.run_timeout_s,
+            )
+            if self.fallbacks
+            else None
+        )
+        self.degrading = Degrading(self.supervisor, options.degrade_wait_s)
         self.canaries = Canaries(
             self.supervisor, lambda: self.catalogue.services, options.canary_s, self.metrics.canary
         )
-        self._canary: asyncio.Task[None] | None = None
+        self._canaries: list[asyncio.Task[None]] = []
         self._at_work = AsyncExitStack()
         self._watch()
 
@@ -67,8 +81,11 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered now; a full queue is busy, not unready."""
-        return not (self.gate.loading or self.gate.draining) and self.supervisor.state == "ready"
+        """Whether requests are answered now, be it by fallbacks; a full queue is busy, not unready."""
+        if self.gate.loading or self.gate.draining:
+            return False
+        covered = all(self.degrading.covers(service.name) for service in self.catalogue.services)
+        return self.supervisor.state == "ready" or covered
 
     def health(self) -> dict[str, Any]:
         """How the server is, in a few words."""
@@ -79,41 +96,54 @@ class Server:
             "status": state,
             "live": self.live,
             "ready": self.ready,
-            "engine": {
-                "state": self.supervisor.state,
-                "pid": self.supervisor.pid,
-                "restarts": self.supervisor.restarts,
-                "reason": self.supervisor.reason,
-            },
+            "engine": _told(self.supervisor),
+            **({"fallback": _told(self.beside)} if self.beside else {}),
+            "degraded": self.degrading.reasons({each.name: each for each in self.catalogue.services}),
             "canaries": {name: pulse.last for name, pulse in self.canaries.pulses.items()},
         }
 
     async def load(self) -> None:
-        """Prove bundles and open tokenizers here while the engine process opens the engines; done once both are."""
-        started = asyncio.ensure_future(self.supervisor.start())
+        """Prove bundles and open tokenizers here while engine processes open the engines; done once all are."""
+        supervisors = [each for each in (self.supervisor, self.beside) if each]
+        started = asyncio.gather(*(each.start() for each in supervisors))
         try:
-            loop = asyncio.get_running_loop()
-            services = await asyncio.gather(
-                *(
-                    loop.run_in_executor(None, self._service, at, named)
-                    for at, named in enumerate(self.bundles)
-                )
-            )
-            self.catalogue = Catalogue(services=tuple(services))
+            services = await self._opened(self.supervisor, self.bundles)
+            beside = await self._opened(self.beside, self.fallbacks, services) if self.beside else ()
+            self.catalogue = Catalogue(services=services, instead=self.degrading.instead)
             await started
         finally:
             started.cancel()
             await asyncio.wait({started})
             if not started.cancelled():
                 started.exception()  # taken note of: the error of the bundle, if there is one, comes first
-        for at, service in enumerate(services):
-            if isinstance(service, Batched):
-                service.batcher.lanes = self.supervisor.lanes.get(at, 1)
-                service.learn(self.supervisor.timings.get(at, ()))
-            await self._at_work.enter_async_context(service.at_work())
+        for supervisor, some in zip(supervisors, (services, beside), strict=False):
+            for at, service in enumerate(some):
+                if isinstance(service, Batched):
+                    service.batcher.lanes = supervisor.lanes.get(at, 1)
+                    service.learn(supervisor.timings.get(at, ()))
+                await self._at_work.enter_async_context(service.at_work())
+        canaries = [self.canaries]
+        if self.beside:
+            self.degrading.begin(self.beside, {service.name: service for service in beside})
+            every_s, told = self.options.canary_s, self.metrics.canary
+            canaries.append(Canaries(self.beside, lambda: beside, every_s, told, " (fallback)"))
         self.gate.loading = False
         if self.options.canary_s:
-            self._canary = asyncio.create_task(self.canaries.watch(), name="canaries")
+            self._canaries = [asyncio.create_task(each.watch(), name="canaries") for each in canaries]
+
+    async def _opened(
+        self, supervisor: Supervisor, bundles: Sequence[Named], instead_of: Sequence[Served] = ()
+    ) -> tuple[Served, ...]:
+        """A service for each bundle, whose engine is one of the supervisor's."""
+        loop = asyncio.get_running_loop()
+        return tuple(
+            await asyncio.gather(
+                *(
+                    loop.run_in_executor(None, self._service, supervisor, at, named, instead_of)
+                    for at, named in enumerate(bundles)
+                )
+            )
+        )
 
     async def drain(self) -> None:
         """Admit no more, and finish what was admitted."""
@@ -123,33 +153,37 @@ class Server:
     async def stop(self) -> None:
         """Let the engine go; what still runs is answered with an error."""
         self.gate.close()
-        if self._canary:
-            self._canary.cancel()
+        for canary in self._canaries:
+            canary.cancel()
         await self.supervisor.stop()
+        if self.beside:
+            await self.beside.stop()
         await self._at_work.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self.observer.close)
 
-    def _service(self, at: int, named: Named) -> Served:
+    def _service(self, supervisor: Supervisor, at: int, named: Named, instead_of: Sequence[Served]) -> Served:
         bundle = Bundle.open(named.root)
+        if instead_of:
+            bundle = standing_in(bundle, instead_of)
         if not bundle.verified and not self.options.unverified:
             raise InputError(_unverified(bundle))
         service: Served
         if bundle.model.writes:
-            service = Writer(bundle, at, self.supervisor, self.options, self.metrics)
+            service = Writer(bundle, at, supervisor, self.options, self.metrics)
         elif bundle.model.task in READING:
             kind = Pages if bundle.model.task == "text-detection" else Pictures
-            service = kind(bundle, self._runner(at), self.options, self.metrics.images)
+            service = kind(bundle, self._runner(supervisor, at), self.options, self.metrics.images)
         elif bundle.model.task == TENSORS:
-            service = Arrays(bundle, self._runner(at), self.options, self.metrics.images)
+            service = Arrays(bundle, self._runner(supervisor, at), self.options, self.metrics.images)
         else:
-            service = Service(bundle, self._runner(at), self.options, self.metrics.batch)
+            service = Service(bundle, self._runner(supervisor, at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
         self.metrics.expect(service.name, writes=bundle.model.writes)
         return service
 
-    def _runner(self, at: int) -> RunSome:
+    def _runner(self, supervisor: Supervisor, at: int) -> RunSome:
         async def run(feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
-            return await self.supervisor.run(at, feeds, wanted)
+            return await supervisor.run(at, feeds, wanted)
 
         return run
 
@@ -185,8 +219,9 @@ class Server:
         return max(self.options.max_body_bytes, self.options.max_image_bytes if sees else 0)
 
     def _pids(self) -> dict[str, int]:
-        """Engine processes by name; there is one."""
-        return {"0": self.supervisor.pid} if self.supervisor.pid else {}
+        """Engine processes by number: that of the models, and that of their fallbacks."""
+        both = (self.supervisor.pid, self.beside.pid if self.beside else None)
+        return {str(at): pid for at, pid in enumerate(both) if pid}
 
     def _waiting(self) -> dict[str, float]:
         """Rows that wait for a batch, by model; answers that wait are counted apart."""
@@ -203,6 +238,16 @@ class Server:
             for at, service in enumerate(self.catalogue.services)
             if isinstance(service, Writer)
         }
+
+
+def _told(supervisor: Supervisor) -> dict[str, Any]:
+    """How an engine process is."""
+    return {
+        "state": supervisor.state,
+        "pid": supervisor.pid,
+        "restarts": supervisor.restarts,
+        "reason": supervisor.reason,
+    }
 
 
 def _unverified(bundle: Bundle) -> str:

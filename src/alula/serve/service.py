@@ -76,6 +76,11 @@ class Batched(ABC, Generic[T]):
         return self.batcher.waiting
 
     @property
+    def wait_s(self) -> float | None:
+        """How long what waits takes, by what was measured; None where nothing was."""
+        return self.batcher.wait_s()
+
+    @property
     def limits(self) -> Mapping[str, Any]:
         """What one call of the engine holds."""
         return {"max_batch_rows": self.policy.max_rows}

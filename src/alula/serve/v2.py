@@ -108,9 +108,11 @@ def written(answered: Answered, wish: Wish) -> tuple[bytes, int | None]:
         else:
             about["data"] = to_values(tensor)
         outputs.append(about)
-    said = {"model_name": answered.model, "model_version": VERSION}
+    said: dict[str, Any] = {"model_name": answered.model, "model_version": VERSION}
     if answered.id:
         said["id"] = answered.id
+    if answered.degraded:
+        said["parameters"] = {"degraded": answered.degraded}
     head = json.dumps({**said, "outputs": outputs}, allow_nan=False, separators=(",", ":")).encode()
     return b"".join((head, *parts)), len(head) if parts else None
 

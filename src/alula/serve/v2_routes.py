@@ -119,7 +119,7 @@ async def _asked(request: Request, body: bytes) -> tuple[Asked, Wish]:
 
 
 async def _answer(server: Server, asked: Asked, wish: Wish) -> Response:
-    answered = await infer(server.catalogue, asked)
+    answered = await server.degrading.answered(lambda: infer(server.catalogue, asked))
     size = sum(tensor.values.nbytes for tensor in answered.outputs)
     content, head = await _aside(size, lambda: v2.written(answered, wish))
     if head is None:

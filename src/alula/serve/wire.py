@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alula.core.errors import EngineError, InputError, Overloaded, RunError
+from alula.core.errors import EngineError, InputError, OutOfMemoryError, Overloaded, RunError
 from alula.core.tensor import Array, Feeds
 from alula.serve.named import BundleReplaced
 
@@ -34,6 +34,7 @@ DTYPES = frozenset(
 ERRORS: dict[str, type[InputError | Overloaded | EngineError]] = {
     "input": InputError,
     "overloaded": Overloaded,
+    "memory": OutOfMemoryError,
     "run": RunError,
     "replaced": BundleReplaced,
 }
@@ -119,6 +120,7 @@ def unpack(envelope: Envelope, body: bytearray) -> Message:
 def failure(number: int, error: BaseException) -> Message:
     """An error as a message that keeps who can act on it."""
     kind = next((word for word, known in ERRORS.items() if isinstance(error, known)), "engine")
+    kind = "memory" if isinstance(error, MemoryError) else kind
     known = isinstance(error, InputError | Overloaded | EngineError)
     text = str(error) if known else f"{type(error).__name__}: {error}"
     return Message(kind=Kind.FAILED, number=number, meta={"error": kind, "message": text})

@@ -70,6 +70,12 @@ class Writer:
         return 0
 
     @property
+    def wait_s(self) -> float | None:
+        """How long those answers take that wait for others to end."""
+        waiting = self._supervisor.writing(self._model) - self._options.max_sequences
+        return self._pace.seconds_for(max(0, waiting))
+
+    @property
     def limits(self) -> Mapping[str, Any]:
         """What an answer may be long, how many are written at once, whether it takes messages, and images in them."""
         return {

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from alula.core.engine import Engine
-from alula.core.errors import DeviceLostError, EngineError, RunError
+from alula.core.errors import DeviceLostError, EngineError, OutOfMemoryError, RunError
 from alula.core.profile import admit, pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.core.timing import LayerTimes
-from alula.engines.cuda import Cuda, OutOfMemoryError
+from alula.engines.cuda import Cuda
 from alula.engines.tensorrt.beds import Beds, keepable
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded

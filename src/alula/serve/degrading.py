@@ -1,0 +1,137 @@
+"""Answers by something cheaper while a model's own engine is away, full or out of memory; never in silence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TypeVar
+
+from alula.bundles import Bundle
+from alula.core.errors import AlulaError, InputError, OutOfMemoryError, Overloaded
+from alula.serve import records
+from alula.serve.catalogue import Served
+from alula.serve.course import Course, Reason, Signs
+from alula.serve.supervisor import EngineAway, Supervisor
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Attempt:
+    """Who was asked to answer a request, and why the own engine is not to be asked again for it."""
+
+    asked: Served | None = None
+    instead: bool = False
+    reason: Reason | None = None
+
+
+_ATTEMPT: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
+
+
+class Degrading:
+    """Which of the served models have something cheaper beside them, and which of both answers now."""
+
+    def __init__(self, own: Supervisor, enter_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._own = own
+        self._enter_s = enter_s
+        self._clock = clock
+        self._beside: Supervisor | None = None
+        self._substitutes: Mapping[str, Served] = {}
+        self._courses: dict[str, Course] = {}
+        self._no_memory: dict[str, float] = {}
+
+    def begin(self, beside: Supervisor, substitutes: Mapping[str, Served]) -> None:
+        """From now on these stand in for the models of these names; their engines are those of `beside`."""
+        self._beside, self._substitutes = beside, substitutes
+
+    @property
+    def possible(self) -> bool:
+        """Whether the substitutes answer."""
+        return self._beside is not None and self._beside.state == "ready"
+
+    def covers(self, name: str) -> bool:
+        """Whether a model is answered even without its own engine."""
+        return self.possible and name in self._substitutes
+
+    def reasons(self, services: Mapping[str, Served]) -> dict[str, Reason]:
+        """Why models are answered by something cheaper now; those that are not are left out."""
+        found = {name: self._look(services[name]) for name in self._substitutes if name in services}
+        return {name: reason for name, reason in found.items() if reason}
+
+    def instead(self, service: Served) -> Served:
+        """Who answers a request for a model: itself, or what stands in for it, and then the record says so."""
+        substitute = self._substitutes.get(service.name)
+        if substitute is None or not self.possible:
+            return service
+        attempt = _ATTEMPT.get() or _Attempt()
+        reason = attempt.reason or self._look(service)
+        attempt.asked, attempt.instead = service, reason is not None
+        if reason is None:
+            return service
+        record = records.current()
+        record.degraded, record.because = tier_of(substitute), reason
+        return substitute
+
+    async def answered(self, make: Callable[[], Awaitable[R]]) -> R:
+        """What is made, by whatever stands in if the own engine took it and could not do it, or had no room."""
+        attempt = _Attempt()
+        _ATTEMPT.set(attempt)
+        try:
+            return await make()
+        except (EngineAway, OutOfMemoryError, Overloaded) as error:
+            attempt.reason = self._told(error, attempt)
+            if attempt.reason is None:
+                raise
+        return await make()
+
+    def _told(self, error: AlulaError, attempt: _Attempt) -> Reason | None:
+        """Why something cheaper is to answer a request that failed, if it may."""
+        stopping = isinstance(error, Overloaded) and error.draining
+        if attempt.asked is None or attempt.instead or stopping or not self.possible:
+            return None
+        if isinstance(error, OutOfMemoryError):
+            self._no_memory[attempt.asked.name] = self._clock()
+            return "out-of-memory"
+        return "overloaded" if isinstance(error, Overloaded) else "engine-away"
+
+    def _look(self, service: Served) -> Reason | None:
+        """Why something cheaper answers for a model now; a change of that is told in the log."""
+        name = service.name
+        before = self._courses.get(name, Course())
+        signs = Signs(
+            there=self._own.state == "ready",
+            wait_s=service.wait_s or 0.0,
+            no_memory_at=self._no_memory.get(name),
+        )
+        course = self._courses[name] = before.after(signs, self._enter_s, self._clock())
+        if course.reason != before.reason:
+            tier = tier_of(self._substitutes[name])
+            if course.reason:
+                log.warning("%s is answered by its fallback on %s: %s", name, tier, course.reason)
+            else:
+                log.warning("%s is answered by its own engine again", name)
+        return course.reason
+
+
+def tier_of(service: Served) -> str:
+    """By what a substitute answers, in a word: its engine."""
+    return service.bundle.answering.backend
+
+
+def standing_in(bundle: Bundle, services: Sequence[Served]) -> Bundle:
+    """A bundle under the name of the served model whose checkpoint it is of, for which it stands in."""
+    for service in services:
+        spec = service.bundle.model
+        if (spec.digest, spec.task) == (bundle.model.digest, bundle.model.task):
+            model = replace(bundle.model, name=service.name)
+            return replace(bundle, manifest=replace(bundle.manifest, model=model))
+    served = ", ".join(f"{service.name} ({service.spec.task})" for service in services)
+    raise InputError(
+        f"{bundle.root}: is of {bundle.model.name} ({bundle.model.task}) and stands in for no served model; "
+        f"expected a bundle of the same checkpoint as one of: {served}"
+    )
