@@ -280,3 +280,14 @@ def test_a_folder_without_a_fast_tokenizer_says_how_to_make_one(tmp_path: Path) 
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(InputError, match="holds list, expected an object"):
         TextCodec.open(tmp_path, spec())
+
+
+def test_a_row_without_places_is_the_row_with_them_but_for_those() -> None:
+    reader = codec(max_length=16)
+    for text in ("a b a", "", "a " * 40):
+        whole, bare = reader.encode(text), reader.encode(text, places=False)
+        assert (bare.offsets, bare.sources, bare.words) == ((), (), ())
+        assert (bare.ids, bare.type_ids, bare.given) == (whole.ids, whole.type_ids, whole.given)
+        assert len(whole.offsets) == len(whole.sources) == len(whole.words) == len(whole.ids)
+    with pytest.raises(InputError, match="text has 42 tokens; the model takes 16"):
+        reader.encode("a " * 40, truncate=False, places=False)

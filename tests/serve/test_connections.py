@@ -181,3 +181,11 @@ def test_an_answer_does_not_wait_for_the_clients_acknowledgement(server: Running
             assert served_models(client)
             took.append(time.perf_counter() - began)
     assert sorted(took)[len(took) // 2] < 0.02
+
+
+def test_head_and_body_of_an_answer_are_one_packet(server: Running) -> None:
+    with connected(server) as client:
+        assert served_models(client)
+        for _ in range(5):
+            client.sendall(ASK)
+            assert client.recv(65_536).endswith(b"]}")

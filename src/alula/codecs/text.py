@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
@@ -16,6 +16,8 @@ from alula.codecs.rows import SPECIAL, Row, collate
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.tensor import Feeds
+
+T = TypeVar("T")
 
 LONG = 4_000
 """Characters from which on the interpreter is set free while the tokenizer works; only its batch call does that."""
@@ -83,10 +85,10 @@ class TextCodec:
             and not isinstance(tokenizer.model, BPE),
         )
 
-    def encode(self, text: str, *, truncate: bool = True) -> Row:
-        """One text as a row."""
+    def encode(self, text: str, *, truncate: bool = True, places: bool = True) -> Row:
+        """One text as a row; without `places` it says of no token where it comes from, which takes less time."""
         encoding = self._encoding(valid_text(text))
-        return self._row(encoding, cut_first, truncate)
+        return self._row(encoding, cut_first, truncate, places)
 
     def encode_pair(
         self, first: str, second: str, *, truncate: bool = True, only_second: bool = False
@@ -153,23 +155,19 @@ class TextCodec:
             return self._tokenizer.encode(first, second)
         return self._tokenizer.encode_batch([first if second is None else (first, second)])[0]
 
-    def _row(self, encoding: Encoding, cut: Cut, truncate: bool) -> Row:
-        ids = encoding.ids
+    def _row(self, encoding: Encoding, cut: Cut, truncate: bool, places: bool = True) -> Row:
+        ids, type_ids = encoding.ids, encoding.type_ids if self._types else None
         given, limit = len(ids), self.spec.max_length
-        sources = tuple(SPECIAL if source is None else source for source in encoding.sequence_ids)
-        if given <= limit:
-            keep: Sequence[int] = range(given)
-        elif truncate:
-            keep = cut(sources, limit, self._left)
-        else:
+        if given > limit and not truncate:
             raise _too_long(given, limit)
-        type_ids, offsets, words = encoding.type_ids, encoding.offsets, encoding.word_ids
+        sources = _sources(encoding) if places or given > limit else ()
+        keep = cut(sources, limit, self._left) if given > limit else None
         row = Row(
-            ids=tuple(ids[at] for at in keep),
-            type_ids=tuple(type_ids[at] for at in keep) if self._types else (0,) * len(keep),
-            offsets=tuple(offsets[at] for at in keep),
-            sources=tuple(sources[at] for at in keep),
-            words=tuple(_word(words[at]) for at in keep),
+            ids=_kept(ids, keep),
+            type_ids=_kept(type_ids, keep) if type_ids is not None else (0,) * min(given, limit),
+            offsets=_kept(encoding.offsets, keep) if places else (),
+            sources=_kept(sources, keep) if places else (),
+            words=_kept([_word(word) for word in encoding.word_ids], keep) if places else (),
             given=given,
         )
         self._refuse_unknown(row.ids)
@@ -199,6 +197,15 @@ def _tidied(text: str) -> str:
     for spaced in _SPACED:
         text = text.replace(spaced, spaced.strip())
     return text
+
+
+def _sources(encoding: Encoding) -> tuple[int, ...]:
+    return tuple(SPECIAL if source is None else source for source in encoding.sequence_ids)
+
+
+def _kept(values: Sequence[T], keep: Sequence[int] | None) -> tuple[T, ...]:
+    """Those at the places that are kept, or all."""
+    return tuple(values) if keep is None else tuple(values[at] for at in keep)
 
 
 def _word(word: int | None) -> int:

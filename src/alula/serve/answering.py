@@ -41,7 +41,8 @@ async def embeddings(catalogue: Catalogue, fields: Fields) -> Numbers:
     rows, outputs = await service.answer(
         len(given), _characters(given), lambda: [_encoded(service, one) for one in given]
     )
-    found = _vectors(outputs, normalize=service.spec.normalize, dimensions=dimensions)
+    # Whether they are of length one is for the graph.
+    found = _vectors(outputs, normalize=False, dimensions=dimensions)
     tokens = sum(len(row.ids) for row in rows)
     data = [
         {"object": "embedding", "index": at, "embedding": _written(vector, encoding)}
@@ -65,7 +66,7 @@ async def embed(catalogue: Catalogue, fields: Fields) -> Numbers:
     _, outputs = await service.answer(
         len(given),
         _characters(given),
-        lambda: [service.codec.encode(text, truncate=truncate) for text in given],
+        lambda: [service.codec.encode(text, truncate=truncate, places=False) for text in given],
     )
     return Numbers(_vectors(outputs, normalize=normalize, dimensions=dimensions))
 
@@ -209,7 +210,9 @@ def _characters(given: Sequence[str] | Sequence[list[int]]) -> int:
 
 
 def _encoded(service: Service, one: str | list[int]) -> Row:
-    return service.codec.encode(one) if isinstance(one, str) else service.codec.encode_ids(one)
+    if isinstance(one, str):
+        return service.codec.encode(one, places=False)
+    return service.codec.encode_ids(one)
 
 
 def _encoded_pairs(service: Service, given: Sequence[Pair], truncate: bool) -> list[Row]:

@@ -95,6 +95,31 @@ def connections_within(wanted: int) -> int:
     return most
 
 
+class _Joining:
+    """A transport that sends what is written to it in one turn of the loop together: head and body of an answer."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._waiting: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = b"".join(self._waiting), []
+            self._transport.write(waiting)
+
+
 class Connection(asyncio.Protocol):
     """uvicorn's protocol, unless there are too many connections; closed where no request comes of it."""
 
@@ -119,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._bounds.refused()
         else:
             self._bounds.count += 1
-            self._http.connection_made(transport)
+            self._http.connection_made(_Joining(self._transport))
         self._wait(LINGER_S if self._refused else self._bounds.head_s)
 
     def data_received(self, data: bytes) -> None:
