@@ -76,8 +76,12 @@ def main() -> int:
     bodies = HERE / "bodies.txt"
     bodies.write_text("".join(json.dumps({"input": text}) + "\n" for text in offline.texts))
     starts = [started_s(bundle) for _ in range(3)]
-    with Served(bundle) as ours, Served(bundle, fixed=True) as fixed:
-        for each in (ours, fixed):
+    with (
+        Served(bundle) as ours,
+        Served(bundle, fixed=True) as fixed,
+        Served(bundle, "--lanes", "1") as wide,
+    ):
+        for each in (ours, fixed, wide):
             each.load(bodies, CLIENTS, 2 * options.seconds)
         turns = interleaved(
             {
@@ -86,6 +90,7 @@ def main() -> int:
                 "32 clients": lambda: ours.load(bodies, CLIENTS, options.seconds),
                 "32 clients, fixed window": lambda: fixed.load(bodies, CLIENTS, options.seconds),
                 "1 client": lambda: ours.load(bodies, 1, options.seconds),
+                "1 client, one lane": lambda: wide.load(bodies, 1, options.seconds),
             },
             options.rounds,
         )
@@ -158,9 +163,9 @@ class Offline:
 class Served:
     """A server in processes of its own, as long as the block lasts."""
 
-    def __init__(self, bundle: Path, *, fixed: bool = False) -> None:
+    def __init__(self, bundle: Path, *more: str, fixed: bool = False) -> None:
         self._port = free_port()
-        self._command = [*([str(FIXED)] if fixed else ["-m", "alula"]), "serve", str(bundle)]
+        self._command = [*([str(FIXED)] if fixed else ["-m", "alula"]), "serve", str(bundle), *more]
         self.url = f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Served:
@@ -284,7 +289,10 @@ def report(
             ratio * more for ratio, more in zip(ratios(ours, lanes), busy, strict=True)
         ],
         "32 clients : fixed window": ratios(ours, [load.per_s for load in loads["32 clients, fixed window"]]),
-        "32 clients : 1 client": ratios(ours, [load.per_s for load in loads["1 client"]]),
+        **{
+            f"32 clients : {name}": ratios(ours, [load.per_s for load in loads[name]])
+            for name in ("1 client", "1 client, one lane")
+        },
         f"goodput at p99 <= {P99_LIMIT_MS:.0f} ms : fixed window": [
             good[0] / good[1] if good[1] else math.inf
         ],

@@ -45,6 +45,14 @@ def test_calls_in_lanes_give_what_each_gives_alone(engine: Engine) -> None:
             assert np.array_equal(found["hidden"], alone)
 
 
+@pytest.mark.parametrize(("asked", "lanes"), [(0, 2), (1, 1), (2, 2), (9, 2)])
+def test_there_are_as_many_lanes_as_are_asked_for_and_no_more_than_threads(
+    engine: Engine, asked: int, lanes: int
+) -> None:
+    with closing(OpenVino().open_lanes(engine, threads=2, lanes=asked)) as session:
+        assert session.lanes == lanes
+
+
 # NVIDIA/TensorRT#2072 and #2177 again: a file cut short is named before the runtime reads it.
 
 

@@ -175,6 +175,6 @@ class Backend(Protocol):
 class OpensLanes(Backend, Protocol):
     """A backend whose sessions may run calls beside one another."""
 
-    def open_lanes(self, engine: Engine, *, threads: int = 0) -> InLanes:
-        """As `open`, for many calls rather than for one: in as many lanes as is best for what they take together."""
+    def open_lanes(self, engine: Engine, *, threads: int = 0, lanes: int = 0) -> InLanes:
+        """As `open`, for many calls rather than for one; 0 lanes are as many as is best for all calls together."""
         ...

@@ -75,14 +75,16 @@ class OpenVino:
             )
         return self._open(engine, settings(host.threads_or_all(threads)))
 
-    def open_lanes(self, engine: Engine, *, threads: int = 0) -> OpenVinoSession:
+    def open_lanes(self, engine: Engine, *, threads: int = 0, lanes: int = 0) -> OpenVinoSession:
         """As `open`, with a lane for every few threads: those of one call wait for one another, more so on busy cores.
 
         MiniLM in bf16, two Zen 5 cores, batches of 8 texts by length: two lanes of one thread do 1.2 times as many
         texts per second as one lane of two, and 1.5 times where another process takes a third of a core.
         """
         cores = host.threads_or_all(threads)
-        return self._open(engine, {**settings(cores), "NUM_STREAMS": lanes_within(cores)})
+        return self._open(
+            engine, {**settings(cores), "NUM_STREAMS": min(lanes, cores) or lanes_within(cores)}
+        )
 
     def open_decoding(self, engine: Engine, room: Room, *, threads: int = 0) -> Paged:
         """Compile a decoder's graph and make room for its cache."""

@@ -49,8 +49,11 @@ def open_bundle(root: Path, opening: Opening) -> Session | Generator:
         return _generator(bundle, opening)
     engine = local_engine(bundle, PART)
     runtime = backend(engine.backend)
-    opens = runtime.open_lanes if isinstance(runtime, OpensLanes) else runtime.open
-    session: Session = opens(engine, threads=opening.threads)
+    session: Session
+    if isinstance(runtime, OpensLanes):
+        session = runtime.open_lanes(engine, threads=opening.threads, lanes=opening.lanes)
+    else:
+        session = runtime.open(engine, threads=opening.threads)
     calibrated = engine.graph.precision.startswith("int")
     least = ALIKE_CALIBRATED if calibrated else ALIKE
     prove(session, bundle.stored, bundle.model.part(PART), root, least)

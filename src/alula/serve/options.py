@@ -23,7 +23,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "alula.serve.engine_process")
 class ServeOptions:
     """Where to listen, what to serve, and the limits.
 
-    gRPC is spoken where there is a `grpc_port`. `threads` 0 means one per usable core; `max_waiting_*` bound the queue
+    gRPC is spoken where there is a `grpc_port`. `threads` 0 means one per usable core, and
+    `lanes` 0 as many as answer most requests; `max_waiting_*` bound the queue
     of each model; `body_timeout_s` is how long the head of a request may take to arrive, and then its body;
     `timeout_s` is how long a request may take from then on that does not say so itself, answers that are written
     excepted; `grace_s` is how long admitted requests may take
@@ -45,6 +46,9 @@ class ServeOptions:
     port: int = setting(8_000, "Port to listen on; 0 takes a free one.", least=0, most=65_535)
     grpc_port: int | None = setting(None, "Port to speak gRPC on.", least=1, most=65_535, unset="no gRPC")
     threads: int = setting(0, "Threads per engine; 0 is one per usable core.", least=0)
+    lanes: int = setting(
+        0, "Batches of a model beside one another on the CPU; 1 answers a lone request sooner.", least=0
+    )
     unverified: bool = setting(False, "Serve a bundle whose checks did not pass.")
     max_client_batch: int = setting(512, "Items one request may bring.", least=1)
     max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1)
@@ -124,6 +128,7 @@ class ServeOptions:
         """How the engine process is to open the bundles."""
         return Opening(
             threads=self.threads,
+            lanes=self.lanes,
             cache_bytes=self.cache_bytes,
             sequences=self.max_sequences,
             taken=self.max_sequences + self.max_waiting,
