@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import packaged as tests_packages
 import pytest
+import served
 from PIL import Image, ImageDraw, ImageFont
 
 from alula.cli import main
 from alula.core.errors import InputError
 from alula.core.progress import Silent
-from alula.documents import Page, Scan
+from alula.documents import Page, Scan, page_to_json
 from alula.ocr import Ask, open_reader
+from alula.ocr.opening import PARTS
 from alula.ocr.pipeline import Pipeline
 from alula.packaged import PACKAGES, build_pipeline, model_files
 
@@ -167,7 +177,7 @@ def test_bundles_in_each_others_places_are_refused(folder: Path, tmp_path: Path)
     for part, other in (("detect", "recognise"), ("turn", "turn"), ("recognise", "detect")):
         (tmp_path / part).symlink_to(folder / other)
     with pytest.raises(InputError, match="detect is for text-recognition; expected text-detection"):
-        Pipeline(tmp_path)
+        Pipeline.open(tmp_path)
 
 
 def test_a_package_that_is_not_there_or_not_the_one_expected_says_what_to_install() -> None:
@@ -189,3 +199,91 @@ def test_choices_that_a_pipeline_has_not_and_folders_of_others_are_refused(
     assert alula(monkeypatch, "build", "rapidocr", "-o", str(tmp_path / "mine")) == 2
     assert "is no pipeline of pages" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+ENGINE = (sys.executable, "-m", "alula.serve.engine_process")
+NOTE = Path(__file__).parents[2] / "examples" / "pages" / "note.pdf"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[served.Running]:
+    bundles = [folder / part for part in PARTS]
+    with served.running(bundles, engine_command=ENGINE, threads=2, max_waiting=16) as server:
+        yield server
+
+
+def as_file(page: Image.Image) -> bytes:
+    file = io.BytesIO()
+    page.save(file, "PNG")
+    return file.getvalue()
+
+
+def ocr(server: served.Running, content: bytes, path: str = "/ocr", **options: str) -> Any:
+    return server.client.post(path, files={"f": ("page.png", content)}, data=options, timeout=60)
+
+
+def without_timings(page: dict[str, Any]) -> dict[str, Any]:
+    return {**page, "timings": None}
+
+
+def test_over_http_a_page_is_what_the_reader_says_of_it(server: served.Running, reader: Pipeline) -> None:
+    [expected] = read(reader, scan(drawn()))
+    [found] = ocr(server, as_file(drawn()), task="spotting").json()["pages"]
+    assert without_timings(found) == without_timings(page_to_json(expected))
+    assert ocr(server, as_file(drawn()), format="text").text.strip() == expected.text
+    told = server.get("/info")["pages"]
+    assert told["tasks"] == ["text", "spotting"]
+    assert told["model"] in {one["id"] for one in server.get("/v1/models")["data"]}
+    with ThreadPoolExecutor(4) as clients:
+        together = list(clients.map(lambda _: ocr(server, as_file(drawn())).json()["pages"], range(6)))
+    assert all(without_timings(page) == without_timings(found) for [page] in together)
+
+
+def test_over_http_a_document_comes_page_by_page(server: served.Running) -> None:
+    answer = ocr(server, NOTE.read_bytes(), "/ocr/pdf", pictures="true")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [next(iter(line)) for line in lines] == ["picture", "index", "picture", "index", "summary"]
+    assert "Deliverynote7306" in letters(lines[1]["text"])
+    assert "Lamp,brass" in letters(lines[3]["text"])
+    assert (lines[4]["summary"]["pages"], lines[4]["summary"]["failed"]) == (2, 0)
+
+
+def test_over_http_what_a_reader_of_lines_does_not_do_is_refused(server: served.Running) -> None:
+    refused = ocr(server, as_file(drawn()), task="document")
+    assert refused.status_code == 400
+    assert "reads lines, and does: text, spotting" in refused.json()["error"]
+    other = ocr(server, as_file(drawn()), model="turn")
+    assert (other.status_code, "reads no pages" in other.json()["error"]) == (400, True)
+
+
+def test_a_page_whose_engine_dies_is_an_error_and_the_next_one_is_read(server: served.Running) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        reading = clients.submit(ocr, server, as_file(drawn()))
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        assert reading.result().status_code in {200, 503}
+    until = time.monotonic() + 60
+    while not server.restarted():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    [page] = ocr(server, as_file(drawn())).json()["pages"]
+    assert [letters(line) for line in page["text"].splitlines()] == [letters(text) for text in TEXTS]
+
+
+def test_the_page_in_a_browser_shows_boxes_and_lines_of_a_pdf(server: served.Running) -> None:
+    pytest.importorskip("playwright", reason="NO BROWSER: pip install playwright")
+    import browser  # noqa: PLC0415 - needs playwright
+
+    with browser.chromium() as chromium:
+        visit = browser.Visit(chromium.new_page(), server.url)
+        visit.go("pages")
+        visit.page.set_input_files("main input[type=file]", NOTE)
+        visit.page.wait_for_selector(".drop-row > .told:not(.dim)")
+        assert "note.pdf: 2 pages in" in visit.page.inner_text(".drop-row > .told")
+        first = visit.page.locator(".sheet").first
+        count = first.locator(".read li").count()
+        assert count == first.locator(".boxes polygon").count() > 3
+        for shown in (".read", ".markdown"):
+            assert "Deliverynote7306" in letters(first.locator(shown).inner_text())
+        first.locator(".read li").nth(1).hover()
+        assert first.locator(".boxes polygon.on").count() == 1
+        assert (visit.complaints, visit.elsewhere) == ([], [])

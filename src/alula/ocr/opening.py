@@ -48,7 +48,7 @@ def _hunyuan(folder: Path, threads: int) -> Reader:
 def _pipeline(folder: Path, threads: int) -> Reader:
     from alula.ocr.pipeline import Pipeline  # noqa: PLC0415 - likewise
 
-    return Pipeline(folder, threads=threads)
+    return Pipeline.open(folder, threads=threads)
 
 
 READERS: dict[str, ReaderKind] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from alula.bundles import Bundle
 from alula.codecs import DetectionCodec, Detector, Line, Raster, RecognitionCodec, blue_first
 from alula.codecs import Page as Seen
-from alula.core.engine import Engine, Session
+from alula.core.engine import Engine
 from alula.core.errors import InputError
 from alula.core.profile import Profile
 from alula.core.tensor import Feeds
@@ -57,7 +57,10 @@ LEAST_SCORE = 0.5
 DOUBTFUL, WIDER = 0.9, 1.0
 """What is read with less is read once more: the other way round if it looks upside down, and wider."""
 
-_SAMPLE, _WINDOW, _TURNED = 8, 4.0, "180"
+UPSIDE_DOWN = "180"
+"""What the model of orientation says of a line that stands on its head."""
+
+_SAMPLE, _WINDOW = 8, 4.0
 _ROWS, _CELLS = 8, 2048
 """Of a batch at most: a recogniser gives a probability for each of 18,710 characters at every eighth pixel, and arrays
 of more than 32 MB are fresh memory from the system each time, which took a fifth of the time."""
@@ -68,15 +71,28 @@ class Pipeline:
 
     tasks: Collection[Task] = ("text", "spotting")
 
-    def __init__(self, folder: Path, *, threads: int = 0, looking: Looking | None = None) -> None:
-        self.name = folder.resolve().name
+    def __init__(
+        self,
+        name: str,
+        parts: Mapping[str, Part],
+        *,
+        looking: Looking | None = None,
+    ) -> None:
+        self.name = name
         self._looking = looking or Looking()
+        self._detect, self._turn, self._recognise = (parts[part] for part in PARTS)
+        self._boxes = DetectionCodec(self._detect.bundle.model, BOXES)
+        self._lines = RecognitionCodec(self._recognise.bundle.model)
+        self._owned = ExitStack()
+
+    @classmethod
+    def open(cls, folder: Path, *, threads: int = 0, looking: Looking | None = None) -> Pipeline:
+        """The three bundles of a folder, whose engines it owns."""
         with ExitStack() as opening:
-            parts = {name: _Part.open(folder, name, threads, opening) for name in PARTS}
-            self._detect, self._turn, self._recognise = (parts[name] for name in PARTS)
-            self._boxes = DetectionCodec(self._detect.bundle.model, BOXES)
-            self._lines = RecognitionCodec(self._recognise.bundle.model)
-            self._owned = opening.pop_all()
+            parts = {name: Part.open(folder, name, threads, opening) for name in PARTS}
+            pipeline = cls(folder.resolve().name, parts, looking=looking)
+            pipeline._owned = opening.pop_all()
+            return pipeline
 
     def read(self, scans: Iterable[Scan], ask: Ask) -> Iterator[Page]:
         """One page for each scan, one at a time: lines in reading order with their boxes and scores."""
@@ -178,7 +194,7 @@ class Pipeline:
         wide = reading_width(window, height, 1.0, width)
         pixels[0, :, :, :wide] = blue_first(raster.line(window, wide, height))
         [scores] = self._turn.run({taken.name: pixels})["logits"]
-        return self._turn.bundle.model.labels[int(scores.argmax())] == _TURNED
+        return self._turn.bundle.model.labels[int(scores.argmax())] == UPSIDE_DOWN
 
     def _read(self, raster: Raster, boxes: Sequence[Corners]) -> list[tuple[Corners, Line]]:
         """Each line; doubtful ones once more, the other way round or wider, if that is better."""
@@ -208,28 +224,27 @@ class Pipeline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """One of the bundles, and its engine, loaded."""
+class Part:
+    """One of the bundles, and its engine, which `run` runs, wherever that is."""
 
     bundle: Bundle
     engine: Engine
-    session: Session
+    run: Callable[[Feeds], Feeds]
 
     @classmethod
-    def open(cls, folder: Path, name: str, threads: int, opening: ExitStack) -> _Part:
+    def open(cls, folder: Path, name: str, threads: int, opening: ExitStack) -> Part:
+        """One of a folder, its engine loaded here."""
         bundle = Bundle.open(folder / name)
         if bundle.model.task != TASK_OF[name]:
             raise InputError(f"{folder / name} is for {bundle.model.task}; expected {TASK_OF[name]}")
         engine = local_engine(bundle)
         session = opening.enter_context(closing(backend(engine.backend).open(engine, threads=threads)))
-        return cls(bundle=bundle, engine=engine, session=session)
+        return cls(bundle=bundle, engine=engine, run=session.run)
 
     @property
     def profile(self) -> Profile:
+        """The sizes that the engine takes."""
         return self.engine.plan.profile
-
-    def run(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
-        return self.session.run(feeds)
 
 
 def _quad(box: Corners, scan: Scan) -> Quad:

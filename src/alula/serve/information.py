@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from alula import __version__
 from alula.bundles.folder import MANIFEST
 from alula.core.model import ModelSpec
+from alula.documents import TASKS
 from alula.serve.catalogue import Served
+from alula.serve.line_reading import TASKS as TASKS_BY_LINES
+from alula.serve.line_reading import trio_of
 from alula.serve.server import Server
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -71,9 +75,21 @@ def info(server: Server) -> dict[str, Any]:
         "sha": None,
         "docker_label": None,
         "max_body_bytes": options.max_body_bytes,
+        "pages": _pages(server.catalogue.services),
         "version": __version__,
         "models": described,
     }
+
+
+def _pages(services: Sequence[Served]) -> dict[str, Any] | None:
+    """Who reads pages where a request names nobody, and what may be asked; nothing where nobody does."""
+    for service in services:
+        if service.spec.sees:
+            return {"model": service.name, "tasks": list(TASKS)}
+    trio = trio_of(services)
+    if trio is None:
+        return None
+    return {"model": trio.name, "tasks": list(TASKS_BY_LINES), "with": [trio.detect.name, trio.turn.name]}
 
 
 def _type(spec: ModelSpec) -> Any:

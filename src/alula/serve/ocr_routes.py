@@ -18,6 +18,7 @@ from alula.serve.bodies import Fields
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import failure_of
 from alula.serve.events import Events, LineStream
+from alula.serve.line_reading import LineReading
 from alula.serve.page_reading import Asked, asked, one_page
 from alula.serve.page_streams import Documents, document
 from alula.serve.posting import Endpoint, Made, deadline_of, hurried, posted, reply, unless_gone
@@ -40,12 +41,12 @@ KINDS = {"json": "application/json", "text": "text/plain", "md": "text/markdown"
 
 def routes(server: Server) -> list[Route]:
     """Both paths."""
-    documents = Documents()
+    documents, lines = Documents(), LineReading(server.options)
 
     async def page(request: Request, fields: Fields, deadline: Deadline) -> Response:
         given = fields.maybe("format", str) is not None
         form = fields.word("format", FORMATS) if given else accepted(request.headers.get("accept", ""))
-        one = asked(server.catalogue, fields)
+        one = asked(server.catalogue, lines, fields)
         read, scan = await one_page(one)
         return await _written(one, read, scan, form)
 
@@ -54,7 +55,7 @@ def routes(server: Server) -> list[Route]:
         password = fields.maybe("password", str)
         selection = Selection.parse(said) if said else Selection()
         pictures = fields.get("pictures", bool, default=False)
-        one = asked(server.catalogue, fields)
+        one = asked(server.catalogue, lines, fields)
         return await document(documents, one, selection, password, deadline, pictures=pictures)
 
     return [
@@ -91,7 +92,10 @@ def _posted(server: Server, answer: Answer) -> Endpoint:
         making = server.degrading.answered(lambda: answer(request, fields, deadline))
         return await unless_gone(making, deadline)
 
-    return posted(server, lambda: server.largest_body(shown=True), answered, _refusal, LineStream)
+    def limit() -> int:
+        return max(server.largest_body(shown=True), server.largest_upload)
+
+    return posted(server, limit, answered, _refusal, LineStream)
 
 
 def _fields(request: Request, body: bytes) -> Fields:

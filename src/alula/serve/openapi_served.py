@@ -16,6 +16,8 @@ from alula.serve import ocr_routes, openapi, openapi_tensors, openapi_writing
 from alula.serve.answering import EMBEDDINGS, PREDICTIONS, RERANKING
 from alula.serve.bodies import LARGEST
 from alula.serve.catalogue import Served
+from alula.serve.line_reading import TASKS as TASKS_BY_LINES
+from alula.serve.line_reading import trio_of
 from alula.serve.options import ServeOptions
 from alula.serve.pictures import READING
 from alula.serve.service import gives_tokens
@@ -32,7 +34,9 @@ CUT = ("truncate", "truncation_direction")
 
 def document(services: Sequence[Served], options: ServeOptions) -> Schema:
     """`GET /openapi.json`; before the models are loaded, of models in general."""
-    described = openapi.document()
+    described = deepcopy(
+        openapi.document()
+    )  # of which many a part stands in several places, and in constants
     if services:
         _only(described, services)
     for path, (_, variants) in PATHS.items():
@@ -45,7 +49,7 @@ def document(services: Sequence[Served], options: ServeOptions) -> Schema:
             for at, service in enumerate(fitting)
             for variant in variants(service, options)
         ]
-    described = deepcopy(described)  # of which many a part stands in several places, and in constants
+    described = deepcopy(described)  # likewise what was added
     _names(described, services)
     for methods in described["paths"].values():
         for body in _bodies(methods):
@@ -200,7 +204,10 @@ def _only(described: Schema, services: Sequence[Served]) -> None:
     """No path and no kind of body that no model here is for."""
     idle = [path for path in PATHS if not _fitting(path, services)]
     if not any(service.spec.sees for service in services):
-        idle += ocr_routes.PATHS
+        if trio_of(services) is None:
+            idle += ocr_routes.PATHS
+        else:
+            _lines_alone(described)
     if all(service.spec.writes for service in services):
         idle.append(openapi_tensors.PATH)
     for path in idle:
@@ -209,6 +216,14 @@ def _only(described: Schema, services: Sequence[Served]) -> None:
         content = described["paths"]["/predict"]["post"]["requestBody"]["content"]
         for kind in [kind for kind in content if kind != "application/json"]:
             del content[kind]
+
+
+def _lines_alone(described: Schema) -> None:
+    """Pages are read line by line: fewer tasks."""
+    for path in ocr_routes.PATHS:
+        content = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        properties = content["schema"]["properties"]
+        properties["task"] = {**properties["task"], "enum": list(TASKS_BY_LINES)}
 
 
 def _names(described: Schema, services: Sequence[Served]) -> None:

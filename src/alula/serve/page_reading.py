@@ -20,6 +20,8 @@ from alula.ocr.stream import readable
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Refused
+from alula.serve.line_reading import TASKS as TASKS_BY_LINES
+from alula.serve.line_reading import LineReader, LineReading, trio_of
 from alula.serve.uploads import Upload, images
 from alula.serve.writer import Writer
 
@@ -34,7 +36,7 @@ MOST_ASKED_CHARACTERS = 10_000
 class Asked:
     """What a request asks of a file, and of which model."""
 
-    writer: Writer
+    writer: Writer | LineReader
     ask: Ask
     told: str
     file: Upload
@@ -50,9 +52,9 @@ class Asked:
         )
 
 
-def asked(catalogue: Catalogue, fields: Fields) -> Asked:
+def asked(catalogue: Catalogue, lines: LineReading, fields: Fields) -> Asked:
     """The fields of both routes; those of one of them alone must have been asked for by now."""
-    writer = _reader(catalogue, fields.maybe("model", str))
+    writer = _reader(catalogue, lines, fields.maybe("model", str))
     ask = Ask(
         task=_task(fields.get("task", str, "text")),
         fields=_names(fields.some(("fields",)).get("fields", "")),
@@ -67,6 +69,11 @@ def asked(catalogue: Catalogue, fields: Fields) -> Asked:
     fields.done()
     if len(files) != 1:
         raise InputError(f"{len(files)} files in one request; expected one")
+    if isinstance(writer, LineReader):
+        if ask.task not in TASKS_BY_LINES:
+            does = ", ".join(TASKS_BY_LINES)
+            raise InputError(f"task is {ask.task!r}; {writer.name} reads lines, and does: {does}")
+        return Asked(writer=writer, ask=ask, told="", file=files[0])
     return Asked(writer=writer, ask=ask, told=prompt(ask, version_of(writer.prompts)), file=files[0])
 
 
@@ -82,16 +89,18 @@ async def one_page(asked: Asked) -> tuple[Page, Scan]:
 async def read(asked: Asked, scan: Scan, *, waits: bool = False) -> Page:
     """A page read in the running batch, which is waited for or refuses; leaving it cancels the answer."""
     writer, begun = asked.writer, perf_counter()
+    if isinstance(writer, LineReader):
+        return await writer.read(scan, asked.ask)
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
-    written = await _written(asked, bounded(writer.prompts.look(asked.told, [patches]), asked.ask), waits)
+    written = await _written(writer, bounded(writer.prompts.look(asked.told, [patches]), asked.ask), waits)
     timings = {"read_ms": (perf_counter() - begun) * 1e3}
     return await writer.made(len(written.text), lambda: page_of(scan, written, asked.ask, timings=timings))
 
 
-async def _written(asked: Asked, request: Request, waits: bool) -> Written:
+async def _written(writer: Writer, request: Request, waits: bool) -> Written:
     """The answer; a loop is ended as it is written."""
     guard, ending = Guard(), None
-    write = asked.writer.write_in_time if waits else asked.writer.write
+    write = writer.write_in_time if waits else writer.write
     answers = await write([request])
     try:
         while taken := await answers.take():
@@ -122,13 +131,21 @@ def _scan(asked: Asked) -> Scan:
     return replace(scan, timings=timings)
 
 
-def _reader(catalogue: Catalogue, model: str | None) -> Writer:
-    """The named model, or the first one that reads pages."""
+def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writer | LineReader:
+    """The named model, or the first one that reads pages; or three that do so together."""
+    trio = trio_of(catalogue.services)
+    if trio is not None and model in trio.names:
+        return lines.by(trio)
     if model is None:
         for service in catalogue.services:
             if isinstance(service, Writer) and service.spec.sees:
                 return service
-        raise Refused("no model here reads pages; serve a bundle of HunyuanOCR", status=404)
+        if trio is not None:
+            return lines.by(trio)
+        raise Refused(
+            "no model here reads pages; serve a bundle of HunyuanOCR, or the three of alula build rapidocr -o FOLDER",
+            status=404,
+        )
     service = catalogue.named(model)
     if not (isinstance(service, Writer) and service.spec.sees):
         raise Refused(f"model {model!r} does {service.spec.task}, and reads no pages", status=400)

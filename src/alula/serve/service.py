@@ -112,6 +112,10 @@ class Batched(ABC, Generic[T]):
             rows, lengths, later_s=terms.current().later_s, deadline=deadlines.until(), told=current().ran
         )
 
+    async def straight(self, feeds: Feeds) -> Feeds:
+        """The outputs of a batch that is made already, past the queue; whoever asks bounds how many there are."""
+        return (await self._run(feeds)).outputs
+
     @abstractmethod
     async def _call(self, rows: list[T]) -> Answered[Feeds]:
         """The outputs of each row of a batch."""

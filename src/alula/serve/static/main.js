@@ -29,11 +29,11 @@ const nav = find("models"), main = find("main"), health = find("health");
 const made = new Map();
 let entries = [], shown = null, figures = null;
 
-function entriesOf({models}) {
-  const known = models.filter(model => PANELS[model.task]), reader = models.find(model => model.reads_images);
+function entriesOf({models, pages: reader}) {
+  const known = models.filter(model => PANELS[model.task]);
   const detector = models.find(model => model.task === "text-detection"), recogniser = models.find(model => model.task === "text-recognition");
   const listed = known.map(model => ({key: `model/${model.id}`, name: model.id, about: does(model), make: () => PANELS[model.task](model)}));
-  if (reader) listed.push({key: "pages", name: "Read pages", about: `text, places, Markdown`, make: () => pages({reader}), own: true});
+  if (reader) listed.push({key: "pages", name: "Read pages", about: "text, places, Markdown", make: () => pages({reader}), own: true});
   else if (detector && recogniser)
     listed.push({key: "pages", name: "Read pages", about: "text and its places", make: () => pages({detector, recogniser}), own: true});
   listed.push({key: "live", name: "Live", about: "queue, latency, tokens", make: () => (figures ??= live()), own: true});

@@ -10,11 +10,11 @@ const TASKS = {
   "charts": "chart", "fields": "fields", "a translation": "translate", "an answer": "ask",
 };
 
-// `reader` is a model that reads pages; without one a `detector` and a `recogniser` read images together.
+// `reader` is what /info says of who reads pages; without one a `detector` and a `recogniser` read images together.
 export function pages({reader, detector, recogniser}) {
   const told = el("p", {class: "told dim", role: "status"}, "Nothing read yet.");
   const all = el("div", {class: "sheets"});
-  const options = reader ? readerOptions() : {nodes: [], asked: () => []};
+  const options = reader ? readerOptions(reader.tasks) : {nodes: [], asked: () => []};
   let stop = null;
   const halt = el("button", {type: "button", disabled: true, on: {click: () => stop?.abort()}}, "Stop");
   async function read(file) {
@@ -36,7 +36,7 @@ export function pages({reader, detector, recogniser}) {
   const zone = dropzone({
     label: reader ? "A page, or a PDF" : "A page", accept: reader ? "image/*,application/pdf,.pdf,.tif,.tiff" : "image/*",
     taken: ([file]) => read(file)});
-  const by = reader ? reader.id : `${detector.id} and ${recogniser.id}`;
+  const by = reader ? [reader.model, ...(reader.with ?? [])].join(" with ") : `${detector.id} and ${recogniser.id}`;
   const node = el("div", {},
     el("header", {class: "heading"}, el("h1", {}, "Read pages"),
       el("p", {class: "facts"}, el("span", {class: "tag"}, by)),
@@ -50,9 +50,11 @@ export function pages({reader, detector, recogniser}) {
   return node;
 }
 
-function readerOptions() {
-  const what = field({name: "task", label: "Read", kind: "choice", value: "everything",
-    choices: ["everything", ...Object.keys(TASKS)], hint: "Everything is lines and places, then Markdown"});
+function readerOptions(able) {
+  const both = able.includes("document");
+  const what = field({name: "task", label: "Read", kind: "choice", value: both ? "everything" : "lines and places",
+    choices: [...(both ? ["everything"] : []), ...Object.keys(TASKS).filter(name => able.includes(TASKS[name]))],
+    hint: both ? "Everything is lines and places, then Markdown" : undefined});
   const said = field({name: "said", label: "Fields", placeholder: "name, date, total"});
   const which = field({name: "pages", label: "Pages", placeholder: "all, or 1-3,7"});
   const tokens = field({name: "max_tokens", label: "Tokens a page", kind: "number", min: 1, step: 1, placeholder: "4096"});
@@ -65,7 +67,7 @@ function readerOptions() {
   what.input.addEventListener("change", show);
   show();
   return {
-    nodes: [what.node, said.node, which.node, tokens.node],
+    nodes: [what.node, said.node, which.node, ...(both ? [tokens.node] : [])],
     asked() {
       const tasks = TASKS[what.read()] ? [TASKS[what.read()]] : ["spotting", "document"];
       return tasks.map(task => [["task", task], ["pages", which.read()], ["max_tokens", tokens.read() ?? ""],
@@ -78,7 +80,7 @@ function readerOptions() {
 async function readBy(reader, file, tasks, all, signal, tell) {
   const sheets = new Map();
   for (const [place, options] of tasks.entries()) {
-    const form = [["model", reader.id], ...options, ["pictures", place === 0], ["file", file]];
+    const form = [["model", reader.model], ...options, ["pictures", place === 0], ["file", file]];
     const task = options[0][1];
     let picture = null;
     for await (const line of streamed({path: "ocr/pdf", form}, signal)) {
@@ -86,6 +88,8 @@ async function readBy(reader, file, tasks, all, signal, tell) {
       if (line.picture) { picture = line.picture; continue; }
       const sheet = sheets.get(line.index) ?? newSheet(sheets, all, file, line.index);
       await sheet.add(task, line, picture);
+      // Whoever reads lines writes no Markdown: they are set as paragraphs then.
+      if (!reader.tasks.includes("document")) sheet.right.replaceChildren(...written(paragraphs(line.blocks.filter(block => block.box))));
       picture = null;
       tell(`${file.name}: page ${line.index + 1} read (${task}) …`);
     }
