@@ -20,13 +20,13 @@ from alula.core.errors import InputError, Overloaded
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-AHEAD = 1
-"""Batches that are with the engine beside those that run: ready when one of them ends."""
-LEAD_S = 0.002
-"""So long before a batch is expected to end the next one is chosen: to collate and send it takes less."""
-OVERRUN = 0.5
-"""A batch that takes so much longer than expected may take any time: nothing is sent ahead then, so that who leaves
-meanwhile is not run.
+AHEAD = 2
+"""Batches that are with the engine for each lane at most: one that runs, and one that is ready when that ends."""
+EARLY = 0.5
+"""The next batch is chosen once so much of the expected time of one that runs is over: nobody knows when it ends."""
+OVERRUN = 2.0
+"""A batch that takes so many times longer than expected may take any time: nothing is sent ahead then, so that who
+leaves meanwhile is not run.
 """
 
 
@@ -119,8 +119,8 @@ def _ignore(*_: object) -> None:
 class Batcher(Generic[In, Out]):
     """Runs `call` on batches of rows; `await submit(rows, lengths)` returns the results of those rows.
 
-    While batches run, in as many `lanes` as the engine has, the next one collects, and is sent shortly before one of
-    them ends. An idle engine waits for nobody.
+    While batches run, in as many `lanes` as the engine has, the next one collects, and is sent before one of them
+    ends. An idle engine waits for nobody.
     """
 
     def __init__(
@@ -301,10 +301,10 @@ class Batcher(Generic[In, Out]):
                 return False
             if self._queue and self._idle:
                 return True
-            if self._queue and len(self._flying) < self.lanes + AHEAD:
+            if self._queue and len(self._flying) < AHEAD * self.lanes:
                 first = self._first_end()
-                early = first.end - LEAD_S - self._clock()
-                if -LEAD_S - OVERRUN * first.seconds < early <= 0:
+                early = first.end - EARLY * first.seconds - self._clock()
+                if -(EARLY + OVERRUN) * first.seconds < early <= 0:
                     return True
             self._changed.clear()
             timer = None

@@ -25,7 +25,7 @@ class Opening:
     `threads` 0 means one per usable core, `lanes` 0 what is best for many calls. Of each model that writes:
     `cache_bytes` is what keys and values may take, None for what fits the machine; `sequences` how many answers are
     written at once, and `taken` how many there may be with those that wait. One that is opened `again` proves the
-    bundles whole, since the front did so long ago.
+    bundles whole, since the front did so long ago. It logs in the form of the front.
     """
 
     threads: int = 0
