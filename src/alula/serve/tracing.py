@@ -145,7 +145,7 @@ def _attributes(record: Record) -> Iterator[tuple[str, Any]]:
         yield "error.type", record.outcome
     yield "alula.request_id", record.id
     yield "alula.outcome", record.outcome
-    for name in ("items", "pixels", "body_bytes", "input", "degraded"):
+    for name in ("items", "pixels", "body_bytes", "input", "degraded", "because"):
         if value := getattr(record, name):
             yield f"alula.{name}", value
     if record.first_s is not None:
