@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from alula.codecs.places import places_of
 from training.fonts import Fonts
 from training.layouts import SHARES
-from training.render import LARGE, MEDIUM, SMALL, Page, Shape, render
+from training.render import LARGE, MEDIUM, SMALL, Page, Shape, drawn, render, stretched
 from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, TAGS, USER, build
 
 CELL = 32
@@ -37,14 +36,17 @@ _AHEAD = 4
 class Batch(NamedTuple):
     """Pages of one shape and what is to be learned of them; everything that is counted from a page is padded.
 
-    `levels` [pages, height, width], `paper` and `ink` [pages, 3]; `ids` [pages, length], `places` [axes, pages,
-    length]; `at` are the tokens, in `ids` laid flat, after which `wanted` comes; `cells`, `slots` and `spelled` say
-    which character is where in the cells of all pages laid flat. `first` [pages] is the token of a page's first square;
-    `looking` are the tokens, in `ids` laid flat, behind which a character comes that is in square `where` of its page,
-    counted with those that end a row.
+    `levels` [pages, height, width] as they are drawn, `turn` [pages] the degrees by which they are still to be turned,
+    `sides` the height and width that they are to have; `paper` and `ink` [pages, 3]; `ids` [pages, length], `places`
+    [axes, pages, length]; `at` are the tokens, in `ids` laid flat, after which `wanted` comes; `cells`, `slots` and
+    `spelled` say which character is where in the cells of all pages laid flat. `first` [pages] is the token of a page's
+    first square; `looking` are the tokens, in `ids` laid flat, behind which a character comes that is in square `where`
+    of its page, counted with those that end a row.
     """
 
     levels: Tensor
+    turn: Tensor
+    sides: Tensor
     paper: Tensor
     ink: Tensor
     ids: Tensor
@@ -71,8 +73,8 @@ class Stage:
 STAGES: Sequence[Stage] = (
     Stage(after=0, shapes=(1, 0, 0), shares={"text": 0.85, "spotting": 0.15}),
     Stage(after=0.08, shapes=(0.5, 0.5, 0), shares={"text": 0.6, "spotting": 0.2, "fields": 0.2}),
-    Stage(after=0.18, shapes=(0.15, 0.3, 0.55), shares=SHARES),
-    Stage(after=0.7, shapes=(0.08, 0.17, 0.75), shares=SHARES),
+    Stage(after=0.14, shapes=(0.15, 0.3, 0.55), shares=SHARES),
+    Stage(after=0.6, shapes=(0.05, 0.1, 0.85), shares=SHARES),
 )
 """Short lines first: what is learned there in minutes is what longer pages are made of."""
 SHAPES = (SMALL, MEDIUM, LARGE)
@@ -100,26 +102,33 @@ class Plan:
         rng = random.Random(f"{self.seed}:batch:{number}")
         if self.pages is not None:
             count = min(self.rows, self.pages)
-            drawn = self.by_heart([(number * count + each) % self.pages for each in range(count)])
+            pages = self.by_heart([(number * count + each) % self.pages for each in range(count)])
         else:
             stage = stage_at(progress)
             kind = rng.choices(range(len(SHAPES)), stage.shapes)[0]
             shape = rng.choice(SHAPES[kind])
             count = min(self.rows, max(1, self.patches // (shape[0] * shape[1] // 256)))
             numbers = [number * self.rows + each for each in range(count)]
-            drawn = self._drawn(numbers, shape, stage.shares, BUDGETS[kind])
-        return joined(drawn, [rng.random() < _WITHOUT_SYSTEM for _ in drawn])
+            size = stretched(rng, shape)
+            pages = [
+                drawn(
+                    each,
+                    seed=self.seed,
+                    fonts=_fonts(self.fonts),
+                    shape=shape,
+                    size=size,
+                    shares=stage.shares,
+                    budget=BUDGETS[kind],
+                )
+                for each in numbers
+            ]
+        return joined(pages, [rng.random() < _WITHOUT_SYSTEM for _ in pages])
 
     def by_heart(self, numbers: Sequence[int]) -> list[Page]:
-        """Small pages, as the first stage has them."""
-        return self._drawn(numbers, SMALL[0], STAGES[0].shares, BUDGETS[0])
-
-    def _drawn(
-        self, numbers: Sequence[int], shape: Shape, shares: Mapping[str, float], budget: int
-    ) -> list[Page]:
-        fonts = _fonts(self.fonts)
+        """Small pages, as the first stage has them, with their wear."""
+        shares, fonts = STAGES[0].shares, _fonts(self.fonts)
         return [
-            render(number, seed=self.seed, fonts=fonts, shape=shape, shares=shares, budget=budget)
+            render(number, seed=self.seed, fonts=fonts, shape=SMALL[0], shares=shares, budget=BUDGETS[0])
             for number in numbers
         ]
 
@@ -148,30 +157,33 @@ def prompt_ids(prompt: str, shape: Shape, *, system: bool = True) -> list[int]:
 def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
     """Pages of one shape as a batch; those that are `bare` come without a system message."""
     tokenizer = _tokenizer()
-    height, width = pages[0].levels.shape
+    width, height = shape = pages[0].shape
     end, pad, image = map(tokenizer.token_to_id, (ASSISTANT, PAD, IMAGE))
     prompts = [
-        prompt_ids(page.prompt, (width, height), system=not each)
-        for page, each in zip(pages, bare, strict=True)
+        prompt_ids(page.prompt, shape, system=not each) for page, each in zip(pages, bare, strict=True)
     ]
     answers = [[*tokenizer.encode(page.answer).ids, end] for page in pages]
     longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     length = -(-longest // _MULTIPLE) * _MULTIPLE
     ids = np.full((len(pages), length), pad, np.int32)
     places = np.zeros((4, len(pages), length), np.int16)
+    placed = {
+        each: _places(prompt_ids("", shape, system=not each), length, image, shape) for each in set(bare)
+    }
     at: list[NDArrayInt] = []
     sights: list[tuple[int, int]] = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         both = [*prompt, *answer]
         ids[row, : len(both)] = both
-        places[:, row, : len(both)] = places_of(both, image, [(height // CELL, width // CELL)])
+        places[:, row, : len(both)] = placed[bare[row]][:, : len(both)]
         at.append(np.arange(len(prompt) - 1, len(both) - 1) + row * length)
         before = row * length + len(prompt) - 1
         sights += [(before + token, square) for token, square in sights_of(pages[row])]
-    per_page = np.array([(height // CELL) * (width // CELL), 0, 0])
-    cells = np.concatenate([cells_of(page, pad) + row * per_page for row, page in enumerate(pages)])
+    cells = cells_of(pages, pad)
     return Batch(
         levels=torch.from_numpy(np.stack([page.levels for page in pages])),
+        turn=torch.tensor([page.turn for page in pages], dtype=torch.float32),
+        sides=torch.tensor([height, width], dtype=torch.int32),
         paper=torch.tensor([page.paper for page in pages], dtype=torch.uint8),
         ink=torch.tensor([page.ink for page in pages], dtype=torch.uint8),
         ids=torch.from_numpy(ids),
@@ -187,38 +199,72 @@ def joined(pages: Sequence[Page], bare: Sequence[bool]) -> Batch:
     )
 
 
-NDArrayInt = np.ndarray[Any, np.dtype[np.int64]]
+def _places(prompt: Sequence[int], length: int, image: int, shape: Shape) -> NDArrayInt:
+    """Places of what begins like a prompt, [axes, length]: behind its image all tokens count alike."""
+    more = [*prompt, *[-1] * length][:length]
+    return places_of(more, image, [(shape[1] // CELL, shape[0] // CELL)])
+
+
+NDArrayInt: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Reals: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @cache
 def _token_of(character: str) -> int:
+    """The token of a character that is one; -1 for blanks and others."""
+    if character == " ":
+        return -1
     ids = _tokenizer().encode(character).ids
     return int(ids[0]) if len(ids) == 1 else -1
 
 
-def cells_of(page: Page, blank: int) -> NDArrayInt:
+def cells_of(pages: Sequence[Page], blank: int) -> NDArrayInt:
     """What is where in every cell: rows of cell, slot and token; slots are 2 rows of 4, 16 pixels down and 8 across.
 
-    A slot has the character that its middle lies in. Of those without one, which are most, every fifth is `blank`.
+    Cells of all pages, which are of one shape, are counted on. A slot has the character that its middle lies in. Of
+    those without one, which are most, every fifth is `blank`.
     """
-    height, width = page.levels.shape
-    grid = np.full((height // _SLOT_DOWN, width // _SLOT_ACROSS), blank, np.int64)
-    for line in page.lines:
-        for character, (x, y), half in zip(line.text, line.middles, line.halves, strict=True):
-            token = _token_of(character)
-            if character != " " and token >= 0 and 0 <= x < width and 0 <= y < height:
-                grid[_within(y, line.tall, _SLOT_DOWN), _within(x, half, _SLOT_ACROSS)] = token
-    down, across = np.nonzero(
-        (grid != blank) | (np.arange(grid.size).reshape(grid.shape) % 5 == page.number % 5)
+    width, height = pages[0].shape
+    grid = np.full((len(pages), height // _SLOT_DOWN, width // _SLOT_ACROSS), blank, np.int64)
+    lines = [(row, line) for row, page in enumerate(pages) for line in page.lines]
+    counts = [len(line.text) for _, line in lines]
+    rows = np.repeat(np.array([row for row, _ in lines], np.int64), counts)
+    tall = np.repeat(np.array([line.tall for _, line in lines], np.float64), counts)
+    tokens = np.array([_token_of(character) for _, line in lines for character in line.text], np.int64)
+    half = np.array([each for _, line in lines for each in line.halves])
+    x, y = np.array([each for _, line in lines for each in line.middles]).reshape(-1, 2).T
+    shown = (tokens >= 0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    rows, tokens = rows[shown], tokens[shown]
+    which, down, across = _slots(
+        *_within(y[shown], tall[shown], _SLOT_DOWN), *_within(x[shown], half[shown], _SLOT_ACROSS)
     )
-    cell = down // 2 * (width // CELL) + across // 4
-    return np.stack((cell, down % 2 * 4 + across % 4, grid[down, across]), axis=1)
+    inside = (down < grid.shape[1]) & (across < grid.shape[2])
+    which, down, across = which[inside], down[inside], across[inside]
+    grid[rows[which], down, across] = tokens[which]
+    numbers = np.array([page.number % 5 for page in pages])[:, None]
+    every = np.arange(grid[0].size) % 5 == numbers
+    row, down, across = np.nonzero((grid != blank) | every.reshape(grid.shape))
+    cell = (row * (height // CELL) + down // 2) * (width // CELL) + across // 4
+    return np.stack((cell, down % 2 * 4 + across % 4, grid[row, down, across]), axis=1)
 
 
-def _within(middle: float, half: float, step: int) -> slice:
-    """The steps whose middles lie within `half` of a place; at least the one that it is in."""
-    first, last = (max(0, math.ceil((middle + side) / step - 0.5)) for side in (-half, half))
-    return slice(first, last) if first < last else slice(int(middle // step), int(middle // step) + 1)
+def _within(middle: Reals, half: Reals, step: int) -> tuple[NDArrayInt, NDArrayInt]:
+    """First of the steps whose middles lie within `half` of a place, and how many; at least the one that it is in."""
+    first, last = (
+        np.maximum(0, np.ceil((middle + side) / step - 0.5)).astype(np.int64) for side in (-half, half)
+    )
+    none = first >= last
+    return np.where(none, middle // step, first).astype(np.int64), np.where(none, 1, last - first)
+
+
+def _slots(
+    top: NDArrayInt, tall: NDArrayInt, left: NDArrayInt, wide: NDArrayInt
+) -> tuple[NDArrayInt, NDArrayInt, NDArrayInt]:
+    """All slots of rectangles of slots, rectangle by rectangle: which one it is of, its row and its column."""
+    sizes = tall * wide
+    which = np.repeat(np.arange(len(sizes)), sizes)
+    at = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return which, top[which] + at // wide[which], left[which] + at % wide[which]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +282,7 @@ def sights_of(page: Page) -> list[tuple[int, int]]:
     """
     if page.task == "fields":
         return []
-    height, width = page.levels.shape
+    width, height = page.shape
     lines = list(page.lines)
     if page.task == "table":
         lines = lines[len(lines) - len(_FILLED.findall(page.answer)) :]

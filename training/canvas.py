@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -42,8 +43,9 @@ class Line:
 class Canvas:
     """A page while it is written on, letters bolder by `stroke` pixels; lines are kept in the order they came in."""
 
-    def __init__(self, width: int, height: int, *, stroke: float = 0) -> None:
-        self.width, self.height, self._stroke = width, height, stroke
+    def __init__(self, width: int, height: int, *, stroke: float = 0, measured: bool = True) -> None:
+        """Unless lines are to be `measured`, which takes time, their corners are those of the room they take."""
+        self.width, self.height, self._stroke, self._measured = width, height, stroke, measured
         self.lines: list[Line] = []
         self._image = Image.new("L", (width, height), PAPER)
         self._draw = ImageDraw.Draw(self._image)
@@ -52,18 +54,21 @@ class Canvas:
         """Write a line from `x` on, and say where its ink is."""
         font = sized(file, size)
         self._draw.text((x, baseline), text, font=font, fill=INK, anchor="ls", stroke_width=self._stroke)
-        box = font.getbbox(text, anchor="ls", stroke_width=self._stroke)
-        left, top, right, bottom = (float(each) for each in box)
+        halves = tuple(step / 2 for step in map(advances(file, size).__getitem__, text))
+        ends = accumulate((2 * half for half in halves), initial=x)
+        middle = baseline - size * 0.35
+        middles = tuple((start + half, middle) for start, half in zip(ends, halves, strict=False))
+        left, top, right, bottom = (
+            map(float, font.getbbox(text, anchor="ls", stroke_width=self._stroke))
+            if self._measured
+            else (0.0, -0.8 * size, 2 * sum(halves), 0.2 * size)
+        )
         corners = (
             (x + left, baseline + top),
             (x + right, baseline + top),
             (x + right, baseline + bottom),
             (x + left, baseline + bottom),
         )
-        halves = tuple(advance(file, size, character) / 2 for character in text)
-        ends = accumulate((2 * half for half in halves), initial=x)
-        middle = baseline - size * 0.35
-        middles = tuple((start + half, middle) for start, half in zip(ends, halves, strict=False))
         line = Line(text=text, row=baseline, corners=corners, middles=middles, halves=halves, tall=size * 0.4)
         self.lines.append(line)
         return line
@@ -72,16 +77,30 @@ class Canvas:
         """A straight line, as tables have them."""
         self._draw.line((start, end), fill=INK, width=width)
 
+    @property
+    def image(self) -> Image.Image:
+        """What is written, as it was written."""
+        return self._image
+
     def turned(self, degrees: float) -> Image.Image:
         """The page turned about its middle, counter-clockwise, its lines with it."""
-        if not degrees:
-            return self._image
-        angle = math.radians(degrees)
-        self.lines = [_moved(line, self.width / 2, self.height / 2, angle) for line in self.lines]
-        return self._image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=PAPER)
+        self.turn(degrees)
+        return (
+            self._image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=PAPER)
+            if degrees
+            else self._image
+        )
 
-    def scaled(self, across: float, down: float) -> None:
-        """What the lines know after the picture was made larger or smaller."""
+    def turn(self, degrees: float) -> None:
+        """What the lines know when the picture is turned by somebody else."""
+        if degrees:
+            angle = math.radians(degrees)
+            self.lines = [_moved(line, self.width / 2, self.height / 2, angle) for line in self.lines]
+
+    def scaled(self, shape: tuple[int, int]) -> None:
+        """What the lines know after the picture was brought to another width and height."""
+        across, down = shape[0] / self.width, shape[1] / self.height
+        self.width, self.height = shape
         self.lines = [
             replace(
                 _mapped(line, lambda point: (point[0] * across, point[1] * down)),
@@ -106,18 +125,24 @@ def _mapped(line: Line, where: Callable[[Point], Point]) -> Line:
     return replace(line, corners=tuple(map(where, line.corners)), middles=tuple(map(where, line.middles)))
 
 
-_ADVANCES: dict[tuple[str, int], dict[str, float]] = {}
+class _Advances(dict[str, float]):
+    """How far each character moves the pen in one font at one size, asked of the font once."""
+
+    def __init__(self, file: str, size: int) -> None:
+        super().__init__()
+        self._file, self._size = file, size
+
+    def __missing__(self, character: str) -> float:
+        found = self[character] = float(sized(self._file, self._size).getlength(character))
+        return found
 
 
-def advance(file: str, size: int, character: str) -> float:
-    """How far one character moves the pen."""
-    known = _ADVANCES.setdefault((file, size), {})
-    found = known.get(character)
-    if found is None:
-        found = known[character] = float(sized(file, size).getlength(character))
-    return found
+@cache
+def advances(file: str, size: int) -> Mapping[str, float]:
+    """How far every character moves the pen, as they are asked for."""
+    return _Advances(file, size)
 
 
 def length(file: str, size: int, text: str) -> float:
     """How wide a text is, but for kerning."""
-    return sum(advance(file, size, character) for character in text)
+    return sum(map(advances(file, size).__getitem__, text))

@@ -123,7 +123,7 @@ class Fonts:
         return cls(latin=tuple(chosen[False]), chinese=tuple(chosen[True]))
 
 
-@lru_cache(maxsize=600)
+@lru_cache(maxsize=3000)
 def sized(file: str, size: int) -> ImageFont.FreeTypeFont:
     """A font at a size in pixels, laid out without shaping: what is drawn is the characters one by one."""
     return ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC)

@@ -75,12 +75,14 @@ class Scribe:
     def text(self, wide: float) -> str:
         """Pieces that fill at most so many pixels, and the budget."""
         found = self.fitted(self.writer.piece(), wide)
+        used = self.measured(found)
         while found and len(found) < self.left:
             piece = self.writer.piece()
-            longer = found + self.writer.between(found, piece) + piece
-            if self.measured(longer) > wide:
+            more = self.writer.between(found, piece) + piece
+            used += self.measured(more)
+            if used > wide:
                 break
-            found = longer
+            found += more
         return found
 
     def fitted(self, text: str, wide: float) -> str:

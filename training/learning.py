@@ -11,6 +11,9 @@ from torch.nn import functional
 from training.batches import CELL, SLOTS, Batch
 from training.canvas import INK, PAPER
 from training.model import Watched, normalised, read, see
+from training.wear import chosen, worn
+
+_COUNTED = (torch.int16, torch.int32)
 
 
 class Losses(NamedTuple):
@@ -35,10 +38,16 @@ class Speller(nn.Module):
         return functional.linear(states, words)
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device; whole numbers as indices."""
-    there = [each.to(device, non_blocking=True) for each in batch]
-    return Batch(*(each if each.dtype == torch.uint8 else each.long() for each in there))
+def moved(batch: Batch, device: torch.device, chance: int | None = None) -> Batch:
+    """The batch on a device; whole numbers as indices. With a chance, a number, its drawings are made worn pages."""
+    there = Batch(*(each.to(device, non_blocking=True) for each in batch))
+    there = Batch(*(each.long() if each.dtype in _COUNTED else each for each in there))
+    if chance is None:
+        return there
+    pages, sides = len(batch.levels), (int(batch.sides[0]), int(batch.sides[1]))
+    wear = chosen(pages, torch.Generator().manual_seed(chance))
+    noise = torch.randn(pages, *sides, device=device, generator=torch.Generator(device).manual_seed(chance))
+    return there._replace(levels=worn(there.levels, batch.turn, sides, wear, noise))
 
 
 def pixels_of(levels: Tensor, paper: Tensor, ink: Tensor) -> Tensor:

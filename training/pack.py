@@ -3,7 +3,8 @@
     python -m training.pack run/last.pt parts          # parts/checkpoint.0, .1, ... of at most 15 MiB
     python -m training.pack --back parts run/last.pt
 
-Weights stay as they are; of the optimizer the squares travel in bf16 and the means, which ten steps bring back, do not.
+Weights stay as they are; AdamW's squares and Muon's momentum travel in bf16, AdamW's means, which ten steps bring
+back, do not.
 Going on from such a checkpoint is therefore not the same to the last bit.
 """
 
@@ -27,7 +28,11 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
         for key, value in state["optimizer"]["state"].items()
     }
     model = {key: value for key, value in state["model"].items() if key != "lm_head.weight"}
-    return {**state, "model": model, "optimizer": {**state["optimizer"], "state": moments}}
+    momenta = {
+        key: {"momentum": value["momentum"].bfloat16()} for key, value in state["hidden"]["state"].items()
+    }
+    hidden = {**state["hidden"], "state": momenta}
+    return {**state, "model": model, "optimizer": {**state["optimizer"], "state": moments}, "hidden": hidden}
 
 
 def unpacked(state: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from PIL import Image, ImageFilter
 
 from training.canvas import INK, PAPER, Canvas, Line
 from training.fonts import Fonts
-from training.layouts import LAYOUTS, SHARES, Scribe, normalised, said
+from training.layouts import LAYOUTS, SHARES, Asked, Scribe, normalised, said
 
 Levels: TypeAlias = NDArray[np.uint8]
 Colour: TypeAlias = tuple[int, int, int]
@@ -39,7 +39,11 @@ _LINE_OF_SPOTTING = 19
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """One page: how much ink is where, in which colours, what is asked of it and the right answer."""
+    """One page: how much ink is where, in which colours, what is asked of it and the right answer.
+
+    Lines and answer are of the page in its `shape`. One that is only drawn is still to be turned by `turn` degrees and
+    brought to that shape, as `wear.worn` does.
+    """
 
     number: int
     task: str
@@ -49,6 +53,8 @@ class Page:
     paper: Colour
     ink: Colour
     lines: tuple[Line, ...]
+    shape: Shape
+    turn: float = 0.0
 
     def picture(self) -> Image.Image:
         """The page as it is seen, in colours."""
@@ -77,18 +83,13 @@ def render(  # noqa: PLR0913 - six, of which two have defaults
     """
     rng = random.Random(f"{seed}:{number}")
     task = rng.choices(list(shares), list(shares.values()))[0]
-    width, height = shape
-    across, down = (rng.uniform(0.85, 1.2), rng.uniform(0.85, 1.2)) if rng.random() < 0.2 else (1.0, 1.0)
-    canvas = Canvas(round(width * across), round(height * down), stroke=_stroke(rng))
-    most = round(budget * rng.triangular(0.1, 1, 0.9))
-    scribe = Scribe(rng, canvas, fonts, budget=most, line=_LINE_OF_SPOTTING if task == "spotting" else 0)
-    margin = scribe.style.margin
-    asked = LAYOUTS[task](scribe)
-    image = canvas.turned(_angle(rng, margin, max(shape)))
+    size = stretched(rng, shape)
+    canvas = Canvas(*size, stroke=_stroke(rng))
+    asked, angle = _written(rng, canvas, fonts, task, budget, max(shape))
+    image = canvas.turned(angle)
     if image.size != shape:
-        canvas.scaled(width / image.width, height / image.height)
+        canvas.scaled(shape)
         image = image.resize(shape, Image.Resampling.BICUBIC)
-    canvas.width, canvas.height = shape
     paper, ink = _colours(rng)
     return Page(
         number=number,
@@ -99,7 +100,58 @@ def render(  # noqa: PLR0913 - six, of which two have defaults
         paper=paper,
         ink=ink,
         lines=tuple(canvas.lines),
+        shape=shape,
     )
+
+
+def drawn(  # noqa: PLR0913 - likewise
+    number: int,
+    *,
+    seed: int,
+    fonts: Fonts,
+    shape: Shape,
+    size: Shape,
+    shares: Mapping[str, float] = SHARES,
+    budget: int = 330,
+) -> Page:
+    """A page as `render` has it, before it is turned, brought from `size` to its shape, and worn."""
+    rng = random.Random(f"{seed}:{number}")
+    task = rng.choices(list(shares), list(shares.values()))[0]
+    canvas = Canvas(*size, stroke=_stroke(rng), measured=task == "spotting")
+    asked, angle = _written(rng, canvas, fonts, task, budget, max(shape))
+    canvas.turn(angle)
+    if size != shape:
+        canvas.scaled(shape)
+    paper, ink = _colours(rng)
+    return Page(
+        number=number,
+        task=task,
+        prompt=asked.prompt,
+        answer=said(task, canvas) if asked.answer is None else asked.answer,
+        levels=np.asarray(canvas.image),
+        paper=paper,
+        ink=ink,
+        lines=tuple(canvas.lines),
+        shape=shape,
+        turn=angle,
+    )
+
+
+def _written(  # noqa: PLR0913, PLR0917 - the last three say what is written
+    rng: random.Random, canvas: Canvas, fonts: Fonts, task: str, budget: int, side: int
+) -> tuple[Asked, float]:
+    """Write what a task asks about; with what is asked, by how many degrees the page can be turned."""
+    most = round(budget * rng.triangular(0.1, 1, 0.9))
+    scribe = Scribe(rng, canvas, fonts, budget=most, line=_LINE_OF_SPOTTING if task == "spotting" else 0)
+    margin = scribe.style.margin
+    asked = LAYOUTS[task](scribe)
+    return asked, _angle(rng, margin, side)
+
+
+def stretched(rng: random.Random, shape: Shape) -> Shape:
+    """How large a page is written that becomes one of `shape`: on some of them letters are wider, or narrower."""
+    across, down = (rng.uniform(0.85, 1.2), rng.uniform(0.85, 1.2)) if rng.random() < 0.2 else (1.0, 1.0)
+    return round(shape[0] * across), round(shape[1] * down)
 
 
 def _stroke(rng: random.Random) -> float:

@@ -15,7 +15,6 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,13 @@ from training.batches import STAGES, Batch, Plan, Span, drawn_ahead
 from training.evaluate import held_pages, scores
 from training.learning import Speller, losses, moved
 from training.model import SIZES, made
+from training.muon import Muon
+from training.ready import Ready
 
 BEGAN = time.monotonic()
 """A piece's minutes count from here on, what starting takes included."""
-_READS, _LATEST = 0.6, 0.25
+_STEPS_OF_A_SEED = 1 << 24
+_READS, _LATEST = 1.0, 0.2
 """Below which loss of the answers larger pages come, and from which share of the time on in any case."""
 
 
@@ -55,33 +57,37 @@ class Schedule:
 
 
 class Training:
-    """A model while it is trained: weights, moments, and how much was done; saved whole, aside, then renamed."""
+    """A model while it is trained: weights, moments, and how much was done; saved whole, aside, then renamed.
+
+    Matrices between hidden states are stepped by `hidden`, everything else by `optimizer`, at the same rate.
+    """
 
     def __init__(self, size: str, seed: int, schedule: Schedule, device: torch.device) -> None:
-        self.size, self.schedule, self.device = size, schedule, device
+        self.size, self.seed, self.schedule, self.device = size, seed, schedule, device
         self.model = made(size, seed).to(device)
         self.speller = Speller(self.model.config.text_config.hidden_size).to(device)
         self.step, self.seconds, self.reads = 0, 0.0, False
+        hidden, groups = _groups(self.model, self.speller)
+        self.hidden = Muon(hidden, lr=schedule.rate, weight_decay=0.05)
         self.optimizer = torch.optim.AdamW(
-            _groups(self.model, self.speller),
-            lr=schedule.rate,
-            betas=(0.9, 0.98),
-            fused=device.type == "cuda",
+            groups, lr=schedule.rate, betas=(0.9, 0.98), fused=device.type == "cuda"
         )
 
-    def learn(self, batch: Batch, progress: float) -> dict[str, torch.Tensor]:
-        """One step; the losses stay on the device until somebody looks."""
+    def learn(self, batch: Batch, progress: float, *, worn: bool = True) -> dict[str, torch.Tensor]:
+        """One step, from drawings that are worn first or from pages that are; losses stay on the device."""
         rate = self.schedule.rate_at(self.step, progress)
-        for group in self.optimizer.param_groups:
+        for group in (*self.optimizer.param_groups, *self.hidden.param_groups):
             group["lr"] = rate
+        chance = self.seed * _STEPS_OF_A_SEED + self.step if worn else None
         with autocast(self.device):
-            found = losses(self.model, self.speller, moved(batch, self.device))
+            found = losses(self.model, self.speller, moved(batch, self.device, chance))
         torch.autograd.backward(
             found.answers + self.schedule.beside_at(progress) * (found.cells + found.looks)
         )
         norm = nn.utils.clip_grad_norm_([*self.model.parameters(), *self.speller.parameters()], 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in (self.optimizer, self.hidden):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return {
             "answers": found.answers.detach(),
@@ -111,6 +117,7 @@ class Training:
             "model": self.model.state_dict(),
             "speller": self.speller.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "hidden": self.hidden.state_dict(),
         }
         torch.save(state, aside)
         os.replace(aside, file)
@@ -123,6 +130,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.speller.load_state_dict(state["speller"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.hidden.load_state_dict(state["hidden"])
         self.step, self.seconds, self.reads = state["step"], state["seconds"], state["reads"]
 
 
@@ -131,15 +139,15 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def _groups(*modules: nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for matrices that multiply states alone."""
-    decayed: list[nn.Parameter] = []
+def _groups(model: nn.Module, speller: nn.Module) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
+    """The matrices between hidden states; what else there is, with weight decay for what multiplies states alone."""
+    hidden: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            flat = parameter.ndim < 2 or "embed" in name
-            (plain if flat else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    for name, parameter in model.named_parameters():
+        (plain if parameter.ndim < 2 or "embed" in name else hidden).append(parameter)
+    decayed = [parameter for parameter in speller.parameters() if parameter.ndim > 1]
+    plain += [parameter for parameter in speller.parameters() if parameter.ndim < 2]
+    return hidden, [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
@@ -159,8 +167,12 @@ def run(training: Training, given: argparse.Namespace) -> None:
         workers=given.workers,
         pin=training.device.type == "cuda",
     )
-    with (given.output / "log.jsonl").open("a", encoding="utf-8") as log:
-        _learn(training, given, batches, shown, Log(log))
+    times = given.times if given.steps is None else 1
+    with (
+        (given.output / "log.jsonl").open("a", encoding="utf-8") as log,
+        Ready(batches, times=times) as ready,
+    ):
+        _learn(training, given, ready, shown, Log(log))
     training.save(given.output / "last.pt")
 
 
@@ -188,40 +200,54 @@ class Log:
 class Meter:
     """Pages and seconds since the last line that said them."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: Ready[Batch]) -> None:
+        self._batches = batches
+        self._begin()
+
+    def _begin(self) -> None:
         self.pages, self.waited, self.since = 0, 0.0, time.monotonic()
+        self._counts = self._batches.fresh, self._batches.again
 
     def read(self) -> dict[str, float]:
-        """Pages a second, and the share of the time in which there was nothing to learn from; begins anew."""
+        """Pages a second, shares of the time without a batch and of batches that came for the first time; anew."""
         took = time.monotonic() - self.since
-        found = {"pages_per_s": self.pages / took, "waited": self.waited / took}
-        self.pages, self.waited, self.since = 0, 0.0, time.monotonic()
+        fresh = self._batches.fresh - self._counts[0]
+        again = self._batches.again - self._counts[1]
+        found = {
+            "pages_per_s": self.pages / took,
+            "waited": self.waited / took,
+            "fresh": fresh / max(1, fresh + again),
+        }
+        self._begin()
         return found
 
 
 def _learn(
-    training: Training, given: argparse.Namespace, batches: Iterator[Batch], shown: Any, log: Log
+    training: Training, given: argparse.Namespace, batches: Ready[Batch], shown: Any, log: Log
 ) -> None:
     saved = judged = time.monotonic()
-    meter = Meter()
+    meter = Meter(batches)
     while not _over(training, given):
         before = time.monotonic()
         batch = next(batches)
         meter.waited += time.monotonic() - before
         progress = _progress(training, given)
-        found = training.learn(batch, progress)
+        found = training.learn(batch, progress, worn=given.overfit is None)
         meter.pages += len(batch.levels)
         if training.step % given.log == 0 or training.step == given.steps:
             values = {name: float(value) for name, value in found.items()}  # waits for the device
             done = {"step": training.step, "minutes": training.seconds / 60, "progress": progress}
-            rate = {"rate": training.optimizer.param_groups[0]["lr"], "shape": list(batch.levels.shape)}
+            rate = {
+                "rate": training.optimizer.param_groups[0]["lr"],
+                "shape": [len(batch.levels), *batch.sides.tolist()],
+            }
             log.say({**done, **values, **rate, **meter.read()})
             training.seen(values["answers"])
         training.seconds += time.monotonic() - before
         shown.value = paced(_progress(training, given), reads=training.reads)
         if time.monotonic() - judged > given.judge * 60:
             _judge(training, given, log)
-            judged, meter = time.monotonic(), Meter()
+            judged, meter = time.monotonic(), Meter(batches)
         if time.monotonic() - saved > given.save * 60:
             training.save(given.output / "last.pt")
             saved = time.monotonic()
@@ -243,8 +269,7 @@ def _judge(training: Training, given: argparse.Namespace, log: Log) -> None:
     """Read pages in fonts that training does not see, or those that are learned by heart; not part of its time."""
     began = time.monotonic()
     if given.overfit is None:
-        # Of one shape, so that they are read together.
-        pages = held_pages(given.fonts, given.judge_pages, shapes=((640, 640),))
+        pages = held_pages(given.fonts, given.judge_pages)
     else:
         pages = plan_of(given).by_heart(range(given.overfit))
     with autocast(training.device):
@@ -269,10 +294,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="a schedule over steps instead of minutes")
     parser.add_argument("--until", type=int, help="with --steps: stop, and save, after this one")
     parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--warm", type=int, default=400, help="steps over which the rate rises")
     parser.add_argument("--patches", type=int, default=131072, help="patches of a batch at most")
     parser.add_argument("--rows", type=int, default=256, help="pages of a batch at most")
+    parser.add_argument("--times", type=int, default=3, help="learn from a drawing so often if none is ready")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--judge", type=float, default=2.0, help="minutes between readings of held-out pages")
     parser.add_argument("--judge-pages", type=int, default=42)

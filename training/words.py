@@ -9,6 +9,7 @@ from training.characters import CHINESE, OF_FORMS, PHRASES, PUNCTUATION, SIGNS, 
 
 _CODE = "".join(sorted(set(string.ascii_letters + string.digits) - set("IlOo0")))
 """For codes without a meaning: letters that many fonts draw alike are left out, so that what is asked can be seen."""
+_WIDE = frozenset(CHINESE + PUNCTUATION)
 _MARKS = "#%&*+-/=@_~^<>[]{}\\`$"
 _PLAIN = "#%&*+-/=@_"
 
@@ -28,8 +29,7 @@ class Writer:
 
     def between(self, before: str, after: str) -> str:
         """What stands between two pieces: nothing between Chinese ones."""
-        wide = set(CHINESE + PUNCTUATION)
-        return "" if before[-1:] in wide or after[:1] in wide else " "
+        return "" if before[-1:] in _WIDE or after[:1] in _WIDE else " "
 
     def cell(self) -> str:
         """A short text for a table or a form, without marks that HTML or JSON would write otherwise."""

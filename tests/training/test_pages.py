@@ -103,7 +103,7 @@ def test_slots_of_cells_have_the_characters_that_they_lie_in(pages: list[Page]) 
     pad = tokenizer.token_to_id(PAD)
     assert pad is not None
     for page in pages[:20]:
-        found = {(cell, slot): token for cell, slot, token in cells_of(page, pad).tolist()}
+        found = {(cell, slot): token for cell, slot, token in cells_of([page], pad).tolist()}
         across = page.levels.shape[1] // CELL
         right, count = 0, 0
         for line in page.lines:

@@ -81,6 +81,8 @@ def test_a_checkpoint_travels_in_parts(fonts: Path, tmp_path: Path, monkeypatch:
         assert torch.equal(value, again.model.state_dict()[name]), name
     moments = [each.optimizer.state_dict()["state"][0]["exp_avg_sq"] for each in (first, again)]
     torch.testing.assert_close(moments[0], moments[1], rtol=1e-2, atol=0)
+    momenta = [each.hidden.state_dict()["state"][0]["momentum"] for each in (first, again)]
+    torch.testing.assert_close(momenta[0], momenta[1], rtol=1e-2, atol=0)
 
 
 def test_a_checkpoint_of_another_size_is_refused(fonts: Path, tmp_path: Path) -> None:
