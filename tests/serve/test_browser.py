@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
-from served import Running, make_arrays, make_reader, picture, running
+from served import Running, make_arrays, make_bundle, make_reader, picture, running
 
 pytest.importorskip("playwright", reason="NO BROWSER: pip install playwright")
 from browser import Visit, chromium
@@ -207,6 +207,18 @@ def test_a_key_is_asked_for_and_kept_in_the_page_alone(browser: Browser, bundles
         page.reload()
         page.get_by_role("heading", name="A key is needed").wait_for()
         page.close()
+
+
+def test_an_answer_by_something_cheaper_says_so(browser: Browser, tmp_path: Path) -> None:
+    own, cheap = (make_bundle(tmp_path / name) for name in ("own", "cheap"))
+    full = tmp_path / "full"
+    with running([own], env={"SCRIPTED_FULL": str(full)}, fallback=[str(cheap)]) as server:
+        visit = Visit(browser.new_page(), server.url)
+        full.write_text("own")
+        visit.page.click("main .primary")
+        visit.answered()
+        assert "degraded: out-of-memory" in visit.page.inner_text(".answer .told")
+        visit.page.close()
 
 
 NAMED = re.compile(r'\s*- (textbox|spinbutton|combobox|checkbox|button|link|img|navigation)( ".+")?')

@@ -16,17 +16,20 @@ export async function get(path, {signal} = {}) {
 }
 
 // A request is {path, body} with JSON, or {path, form} with files: [name, value] pairs.
-export async function ask(request, {signal} = {}) {
-  const response = await send(request, signal);
+// `heard` is told why, if a cheaper engine answered in place of the model's own.
+export async function ask(request, {signal, heard} = {}) {
+  const response = await send(request, signal, heard);
   return response.json();
 }
 
-export async function send({path, body, form}, signal) {
+async function send({path, body, form}, signal, heard = () => {}) {
   const options = body !== undefined
     ? {body: JSON.stringify(body), headers: authorized({"content-type": "application/json"})}
     : {body: formData(form), headers: authorized()};
   const response = await fetch(path, {method: "POST", signal, ...options});
   if (!response.ok) throw await refusal(response);
+  const degraded = response.headers.get("x-alula-degraded");
+  if (degraded) heard(degraded);
   return response;
 }
 
@@ -47,8 +50,8 @@ async function refusal(response) {
 }
 
 // Objects of a stream of server-sent events, or of lines of JSON.
-export async function* streamed(request, signal) {
-  const response = await send(request, signal);
+export async function* streamed(request, signal, heard) {
+  const response = await send(request, signal, heard);
   const events = (response.headers.get("content-type") ?? "").startsWith("text/event-stream");
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -17,8 +17,8 @@ const asked = fields => Object.fromEntries(fields.map(one => [one.name, one.read
 // Reads a stream to its end: `text` is told of every piece. Gives what it took.
 async function written(request, signal, text) {
   const began = performance.now();
-  let first = null, usage = null, ending = null;
-  for await (const event of streamed(request, signal)) {
+  let first = null, usage = null, ending = null, instead = "";
+  for await (const event of streamed(request, signal, reason => { instead = `degraded: ${reason}`; })) {
     usage = event.usage ?? usage;
     const choice = event.choices?.[0];
     if (!choice) continue;
@@ -31,7 +31,7 @@ async function written(request, signal, text) {
   return {seconds: (now - began) / 1000, told: [
     first ? `first token after ${duration((first - began) / 1000)}` : "",
     tokens ? `${tokens} tokens` : "", rate ? `${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s` : "",
-    ending === "length" ? "cut at its most tokens" : ""].filter(Boolean).join(" · ")};
+    ending === "length" ? "cut at its most tokens" : "", instead].filter(Boolean).join(" · ")};
 }
 
 export function chat(model) {

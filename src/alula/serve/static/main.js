@@ -85,9 +85,10 @@ async function pulse() {
   try {
     // Not through get: a server that is not ready says why, with 503.
     const response = await fetch("health/ready", {cache: "no-store"}), said = await response.json();
-    health.textContent = said.status ?? (response.ok ? "ready" : "not ready");
-    health.className = `health ${response.ok ? "good" : "bad"}`;
-    health.title = said.engine?.reason ?? "";
+    const degraded = Object.entries(said.degraded ?? {}).map(([name, reason]) => `${name}: ${reason}`);
+    health.textContent = (said.status ?? (response.ok ? "ready" : "not ready")) + (degraded.length ? ", degraded" : "");
+    health.className = `health ${!response.ok ? "bad" : degraded.length ? "warn" : "good"}`;
+    health.title = [said.engine?.reason, ...degraded].filter(Boolean).join("; ");
     if (response.ok && !loaded) loaded = await load();
   } catch { health.textContent = "no answer"; health.className = "health bad"; }
 }

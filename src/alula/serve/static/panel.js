@@ -92,12 +92,13 @@ export async function answered(out, button, request, show) {
   out.busy();
   button.disabled = true;
   const began = performance.now();
+  let instead = "";
   try {
-    const answer = await ask(request);
+    const answer = await ask(request, {heard: reason => { instead = ` · degraded: ${reason}`; }});
     const seconds = (performance.now() - began) / 1000;
     out.shown.replaceChildren(await show(answer));
     out.told(request, answer);
-    out.done(seconds);
+    out.done(seconds, instead);
   } catch (error) {
     out.shown.replaceChildren();
     out.failed(error);
