@@ -27,7 +27,6 @@ from alula.core.errors import InputError
 from alula.core.progress import Silent
 from alula.documents import Page, Scan, page_to_json
 from alula.ocr import Ask, open_reader
-from alula.ocr.opening import PARTS
 from alula.ocr.pipeline import Pipeline
 from alula.packaged import PACKAGES, build_pipeline, model_files
 
@@ -207,8 +206,7 @@ NOTE = Path(__file__).parents[2] / "examples" / "pages" / "note.pdf"
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[served.Running]:
-    bundles = [folder / part for part in PARTS]
-    with served.running(bundles, engine_command=ENGINE, threads=2, max_waiting=16) as server:
+    with served.running([folder], engine_command=ENGINE, threads=2, max_waiting=16) as server:
         yield server
 
 
@@ -267,6 +265,40 @@ def test_a_page_whose_engine_dies_is_an_error_and_the_next_one_is_read(server: s
         time.sleep(0.2)
     [page] = ocr(server, as_file(drawn())).json()["pages"]
     assert [letters(line) for line in page["text"].splitlines()] == [letters(text) for text in TEXTS]
+
+
+def test_three_models_stand_in_for_one_that_reads_pages_where_they_do_the_task(
+    folder: Path, reader: Pipeline, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers.models.hunyuan_vl")
+    import tiny_hunyuan  # noqa: PLC0415 - needs torch
+
+    from alula.build import BuildRequest, build  # noqa: PLC0415
+
+    tiny_hunyuan.checkpoint(tmp_path / "model")
+    request = BuildRequest(
+        model=str(tmp_path / "model"),
+        to=tmp_path / "own",
+        use_cache=False,
+        precision="fp32",
+        target="onnxruntime",
+    )
+    build(request, Silent())
+    options: dict[str, Any] = {"engine_command": ENGINE, "threads": 1, "cache_bytes": 1 << 26}
+    with served.running([tmp_path / "own"], fallback=[str(folder)], **options) as server:
+        page = as_file(drawn())
+        assert "x-alula-degraded" not in ocr(server, page, max_tokens="4").headers
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        served.wait_until(lambda: server.get("/health")["engine"]["state"] == "restarting")
+        instead = ocr(server, page, format="text")
+        assert instead.headers["x-alula-degraded"] == "engine-away"
+        [expected] = read(reader, scan(drawn()))
+        assert instead.text.strip() == expected.text
+        asked = ocr(server, page, task="ask", question="what", max_tokens="4")
+        assert "x-alula-degraded" not in asked.headers
+        served.wait_until(server.restarted, 60)
+        served.wait_until(lambda: "x-alula-degraded" not in ocr(server, page, max_tokens="4").headers, 30)
+        assert served.metric(server, "alula_degraded_requests_total", tier="pipeline") >= 1
 
 
 def test_the_page_in_a_browser_shows_boxes_and_lines_of_a_pdf(server: served.Running) -> None:

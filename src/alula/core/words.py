@@ -35,6 +35,9 @@ IMAGE_TASKS: tuple[Task, ...] = (
     "text-detection",
     "text-recognition",
 )
+PIPELINE = ("detect", "turn", "recognise")
+"""The bundles in a pipeline's folder: what finds lines, what says which way up they are, what reads them."""
+
 TENSORS: Task = "tensors"
 """The task of an ONNX file that is no model the package knows: arrays in, arrays out, compared as they are."""
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from alula.bundles import Bundle
 from alula.core.errors import InputError
+from alula.core.words import PIPELINE
 from alula.ocr.reader import Reader
 
-PARTS = ("detect", "turn", "recognise")
-"""The bundles in a pipeline's folder: what finds lines, what says which way up they are, what reads them."""
+PARTS = PIPELINE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

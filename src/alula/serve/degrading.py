@@ -11,9 +11,12 @@ from typing import TypeVar
 
 from alula.bundles import Bundle
 from alula.core.errors import AlulaError, InputError, OutOfMemoryError, Overloaded
+from alula.core.words import PIPELINE
 from alula.serve import records
 from alula.serve.catalogue import Served
 from alula.serve.course import Course, Reason, Signs
+from alula.serve.line_reading import LineReader, LineReading, trio_of
+from alula.serve.options import ServeOptions
 from alula.serve.supervisor import EngineAway, Supervisor
 
 log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class Degrading:
         if reason is None:
             return service
         record = records.current()
-        record.degraded, record.because = tier_of(substitute), reason
+        record.model, record.degraded, record.because = service.name, tier_of(substitute), reason
         return substitute
 
     async def answered(self, make: Callable[[], Awaitable[R]]) -> R:
@@ -119,12 +122,31 @@ class Degrading:
 
 
 def tier_of(service: Served) -> str:
-    """By what a substitute answers, in a word: its engine."""
+    """By what a substitute answers, in a word: its engine, or that there are three of them."""
+    if isinstance(service, LineReader):
+        return "pipeline"
     return service.bundle.answering.backend
 
 
+def substitutes(
+    services: Sequence[Served], beside: Sequence[Served], options: ServeOptions
+) -> dict[str, Served]:
+    """What stands in for each of the served models; for those that read pages three that do so together may."""
+    named = {service.name for service in services}
+    found: dict[str, Served] = {each.name: each for each in beside if each.name in named}
+    if trio := trio_of(beside):
+        reader = LineReading(options).by(trio)
+        found |= {service.name: reader for service in services if service.spec.sees}
+    return found
+
+
 def standing_in(bundle: Bundle, services: Sequence[Served]) -> Bundle:
-    """A bundle under the name of the served model whose checkpoint it is of, for which it stands in."""
+    """A bundle under the name of the served model whose checkpoint it is of, for which it stands in.
+
+    The parts of a pipeline keep their names: together they stand in for whatever reads pages.
+    """
+    if bundle.root.name in PIPELINE and any(service.spec.sees for service in services):
+        return bundle
     for service in services:
         spec = service.bundle.model
         if (spec.digest, spec.task) == (bundle.model.digest, bundle.model.task):

@@ -20,7 +20,7 @@ def serve_until_told(options: ServeOptions, on_ready: Callable[[str], None]) -> 
         raise InputError("serve was called outside the main thread, where signals do not arrive")
     with listening(options.host, options.port) as sock:
         # Before anything else is imported here: the engine process loads its own libraries meanwhile.
-        bundles = tuple(Named.at(root) for root in options.bundles)
+        bundles = Named.all_at(options.bundles)
         first = EngineProcess.start(options.engine_command, bundles, options.opening)
         from alula.serve.running import run_until_told  # noqa: PLC0415 - while the engine process starts
 

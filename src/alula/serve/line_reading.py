@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from alula.bundles import Bundle
 from alula.core.errors import Overloaded, RunError
+from alula.core.model import ModelSpec
 from alula.core.tensor import Feeds
 from alula.documents import Page, Scan
 from alula.ocr.pipeline import DETECT, RECOGNISE, TURN, UPSIDE_DOWN, Part, Pipeline
@@ -77,6 +79,11 @@ class LineReading:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._pages = 0
 
+    @property
+    def pages(self) -> int:
+        """That are being read or wait."""
+        return self._pages
+
     def by(self, trio: Trio) -> LineReader:
         """A reader of these models."""
         return LineReader(self, trio)
@@ -114,6 +121,35 @@ class LineReader:
     def name(self) -> str:
         """What the answer calls it."""
         return self._trio.name
+
+    @property
+    def bundle(self) -> Bundle:
+        """That of the model that reads."""
+        return self._trio.recognise.bundle
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Likewise."""
+        return self._trio.recognise.spec
+
+    @property
+    def waiting(self) -> int:
+        """Pages that wait for those before them."""
+        return max(0, self._reading.pages - READERS)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Nothing was measured."""
+        return None
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """Which tasks there are."""
+        return {"tasks": list(TASKS)}
+
+    def at_work(self) -> AbstractAsyncContextManager[object]:
+        """The three models are."""
+        return nullcontext()
 
     @property
     def most_image_pixels(self) -> int:

@@ -6,11 +6,13 @@ Imports little, since the first engine process is started before anything else i
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from alula.core.errors import EngineError
 from alula.core.identity import identity
+from alula.core.words import PIPELINE
 
 
 class BundleReplaced(EngineError):  # noqa: N818 - what happened to the bundle
@@ -28,6 +30,11 @@ class Named:
     identity: str
 
     @classmethod
+    def all_at(cls, roots: Iterable[Path]) -> tuple[Named, ...]:
+        """The bundles in these folders, of which each is a bundle's, or a pipeline's with three in it."""
+        return tuple(cls.at(each) for root in roots for each in bundles_in(root))
+
+    @classmethod
     def at(cls, root: Path) -> Named:
         """The bundle as it lies there now."""
         return cls(root=root, identity=_identity(root))
@@ -39,6 +46,13 @@ class Named:
                 f"{self.root}: the bundle was replaced or changed while it was served "
                 "(manifest.json is not the one the server read); restart the server"
             )
+
+
+def bundles_in(root: Path) -> tuple[Path, ...]:
+    """The folder itself, or those of its parts where it is a pipeline's."""
+    parts = tuple(root / part for part in PIPELINE)
+    whole = (root / "manifest.json").is_file()
+    return parts if not whole and all((part / "manifest.json").is_file() for part in parts) else (root,)
 
 
 def _identity(root: Path) -> str:

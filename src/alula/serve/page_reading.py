@@ -69,6 +69,8 @@ def asked(catalogue: Catalogue, lines: LineReading, fields: Fields) -> Asked:
     fields.done()
     if len(files) != 1:
         raise InputError(f"{len(files)} files in one request; expected one")
+    if isinstance(writer, Writer) and ask.task in TASKS_BY_LINES:
+        writer = _now(catalogue, writer)
     if isinstance(writer, LineReader):
         if ask.task not in TASKS_BY_LINES:
             does = ", ".join(TASKS_BY_LINES)
@@ -150,6 +152,13 @@ def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writ
     if not (isinstance(service, Writer) and service.spec.sees):
         raise Refused(f"model {model!r} does {service.spec.task}, and reads no pages", status=400)
     return service
+
+
+def _now(catalogue: Catalogue, writer: Writer) -> Writer | LineReader:
+    """The model, or what stands in for it where it cannot answer; that need not do more than read lines."""
+    answering = catalogue.instead(writer)
+    assert isinstance(answering, Writer | LineReader), f"{answering.name} reads no pages"
+    return answering
 
 
 def _task(said: str) -> Task:

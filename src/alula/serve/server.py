@@ -16,7 +16,7 @@ from alula.serve.admission import Admission
 from alula.serve.arrays import Arrays
 from alula.serve.canary import Canaries
 from alula.serve.catalogue import Catalogue, Served
-from alula.serve.degrading import Degrading, standing_in
+from alula.serve.degrading import Degrading, standing_in, substitutes
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.gpus import watched
 from alula.serve.metrics import Metrics
@@ -55,7 +55,7 @@ class Server:
             run_timeout_s=options.run_timeout_s,
             first=first,
         )
-        self.fallbacks = tuple(Named.at(Path(root)) for root in options.fallback if options.degrade)
+        self.fallbacks = Named.all_at(map(Path, options.fallback if options.degrade else ()))
         self.beside = (
             Supervisor(
                 options.engine_command,
@@ -124,7 +124,7 @@ class Server:
                 await self._at_work.enter_async_context(service.at_work())
         canaries = [self.canaries]
         if self.beside:
-            self.degrading.begin(self.beside, {service.name: service for service in beside})
+            self.degrading.begin(self.beside, substitutes(services, beside, self.options))
             every_s, told = self.options.canary_s, self.metrics.canary
             canaries.append(Canaries(self.beside, lambda: beside, every_s, told, " (fallback)"))
         self.gate.loading = False
