@@ -21,13 +21,13 @@ TOOL = os.environ.get("SCHEMATHESIS") or shutil.which("schemathesis")
 @pytest.mark.skipif(TOOL is None, reason="schemathesis is not there; make conformance brings it")
 @pytest.mark.timeout(300)
 def test_whatever_the_description_allows_is_accepted_and_nothing_else(
-    bundles: dict[str, Path], writers: dict[str, Path]
+    bundles: dict[str, Path], writers: dict[str, Path], tmp_path: Path
 ) -> None:
     assert TOOL is not None
     served = [*bundles.values(), writers["chat"], writers["text2text"]]
     with running(served, env={"SCRIPTED_DEAF": "1"}) as server:
         command = [TOOL, "--config-file", str(SETTINGS), "run", f"{server.url}/openapi.json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-8_000:] + done.stderr[-2_000:]
         tested = re.search(r"Tested: (\d+)", done.stdout)
         assert tested

@@ -36,7 +36,7 @@ export function pages({reader, detector, recogniser}) {
   const zone = dropzone({
     label: reader ? "A page, or a PDF" : "A page", accept: reader ? "image/*,application/pdf,.pdf,.tif,.tiff" : "image/*",
     taken: ([file]) => read(file)});
-  const by = reader ? [reader.model, ...(reader.with ?? [])].join(" with ") : `${detector.id} and ${recogniser.id}`;
+  const by = reader ? reader.model + (reader.with ? ` with ${reader.with.join(" and ")}` : "") : `${detector.id} and ${recogniser.id}`;
   const node = el("div", {},
     el("header", {class: "heading"}, el("h1", {}, "Read pages"),
       el("p", {class: "facts"}, el("span", {class: "tag"}, by)),
@@ -198,14 +198,14 @@ async function cutOut(bitmap, [a, b, , d], name) {
   return new File([await canvas.convertToBlob({type: "image/png"})], name, {type: "image/png"});
 }
 
-// Lines in their order, with a paragraph wherever one stands further down than a line is high.
+// Lines in their order, with a paragraph wherever one stands further down than lines of one paragraph do, whose boxes are tight.
 export function paragraphs(blocks) {
   let text = "", last = null;
   for (const {text: line, box} of blocks) {
     const top = Math.min(box[0][1], box[1][1]), bottom = Math.max(box[2][1], box[3][1]);
     if (last !== null) {
       const beside = top < last.bottom - (last.bottom - last.top) / 2;
-      text += beside ? " " : top - last.bottom > 0.8 * (bottom - top) ? "\n\n" : "\n";
+      text += beside ? " " : top - last.bottom > 1.3 * (bottom - top) ? "\n\n" : "\n";
     }
     text += line;
     last = {top, bottom};
