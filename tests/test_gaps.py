@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tiny
 
 from alula import families, graphs
+from alula.batching import Ran
 from alula.codecs import TextCodec, fit, within
 from alula.core.engine import Plan, Session
 from alula.core.errors import ShapeError
@@ -22,7 +24,7 @@ from alula.engines import backend
 from alula.evidence import gather, judge_all
 from alula.questions import questions_of
 from alula.serve import ServeOptions
-from alula.serve.service import policy
+from alula.serve.service import in_profile, policy
 from alula.verify import alone, draw
 
 ALONE = Profile({"batch": Range(1, 1, 1), "length": Range(1, 16, 64)})
@@ -124,3 +126,13 @@ def test_a_server_joins_as_many_rows_as_are_taken(spec: ModelSpec) -> None:
     made = policy(within(spec, PROFILE), PROFILE, OPTIONS)
     assert [made.rows(length) for length in (1, 20, 21, 64)] == [8, 8, 1, 1]
     assert policy(spec, MANY, OPTIONS).steps == ()
+
+
+def test_a_batch_is_counted_to_the_profile_it_ran_in() -> None:
+    ran = Ran(rows=4, tokens=70, longest=20, seconds=1.0, waited=(0.0,), failed=False)
+    assert in_profile(ran, PROFILE).profile == str(PROFILE.tuned[1])
+    assert in_profile(replace(ran, rows=1, longest=64), PROFILE).profile == str(PROFILE.tuned[0])
+    assert in_profile(replace(ran, rows=8, longest=24), PROFILE).profile == "", (
+        "18 tokens, say, in steps of 4"
+    )
+    assert in_profile(ran, MANY) == ran

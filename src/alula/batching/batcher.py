@@ -95,7 +95,8 @@ class _Flight:
 class Ran:
     """What is to be known of one batch after it ran: sizes, seconds of work, seconds each row waited before it.
 
-    `longest` is what rows were padded to; `ran_before` says whether one of the same shape did.
+    `longest` is what rows were padded to; `ran_before` says whether one of the same shape did, `profile` in which of
+    several it ran, for whoever knows them.
     """
 
     rows: int
@@ -106,6 +107,7 @@ class Ran:
     failed: bool
     ran_before: bool = False
     replayed: bool | None = None
+    profile: str = ""
 
 
 Told: TypeAlias = Callable[[float, float, float], None]

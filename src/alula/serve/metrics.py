@@ -117,6 +117,12 @@ class Metrics:
             ["model", "outcome"],
             registry=registry,
         )
+        self._profiles = Counter(
+            "alula_profile_hits",
+            "Batches by the profile they ran in; of engines that have several",
+            ["model", "profile"],
+            registry=registry,
+        )
         self._graphs = Counter(
             "alula_graph_hits",
             "Batches that replayed a recorded graph (hit) or not (miss); of engines that record any",
@@ -186,6 +192,8 @@ class Metrics:
         self._batch_rows.labels(model).observe(ran.rows)
         self._batch_seconds.labels(model).observe(ran.seconds)
         self._shapes.labels(model, _HIT[ran.ran_before]).inc()
+        if ran.profile:
+            self._profiles.labels(model, ran.profile).inc()
         if ran.replayed is not None:
             self._graphs.labels(model, _HIT[ran.replayed]).inc()
         self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))

@@ -6,14 +6,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from alula.batching import Answered, Batcher, BatchPolicy, Ran
 from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, padded_lengths, row_outputs, within
-from alula.core.errors import InputError
+from alula.core.errors import InputError, ShapeError
 from alula.core.model import ModelSpec
-from alula.core.profile import Profile
+from alula.core.profile import Profile, pick
 from alula.core.tensor import Feeds
 from alula.core.words import TOKENS
 from alula.serve import deadlines, terms
@@ -59,7 +60,7 @@ class Batched(ABC, Generic[T]):
         self._profile = bundle.engine(PART).plan.profile
         self.policy = policy(spec, self._profile, options)
         self.batcher: Batcher[T, Feeds] = Batcher(
-            self._call, self.policy, observe=lambda ran: observe(self.name, ran)
+            self._call, self.policy, observe=lambda ran: observe(self.name, in_profile(ran, self._profile))
         )
         self.learn(bundled(bundle.timings, bundle.engine(PART)))
         self._run = run
@@ -182,6 +183,17 @@ class Service(Batched[Row]):
 def gives_tokens(spec: ModelSpec) -> bool:
     """Whether a sentence encoder was built to give the states of its tokens, too."""
     return any(output.name == TOKENS for output in spec.parts[0].outputs)
+
+
+def in_profile(ran: Ran, profile: Profile) -> Ran:
+    """The same, with the profile that it ran in, where an engine for rows of tokens has several."""
+    if not profile.tuned or set(profile.axes) != {"batch", "length"}:
+        return ran
+    try:
+        sizes = profile.padded({"batch": ran.rows, "length": ran.longest})
+    except ShapeError:  # the rows fit by less than what lengths are padded to
+        return ran
+    return replace(ran, profile=str(profile.tuned[pick(profile.tuned, sizes)]))
 
 
 def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPolicy:
