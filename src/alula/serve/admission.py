@@ -65,7 +65,8 @@ class Admission:
         """Who asks; the priority in the head is that of the request from now on."""
         caller = self._callers.of(headers)
         records.current().caller = caller.name
-        its = Terms(caller=caller.name, highest=caller.highest)
+        admin = caller.admin or not self._callers.keyed
+        its = Terms(caller=caller.name, highest=caller.highest, admin=admin)
         said = headers.get(terms.HEADER)
         terms.set_current(its.asking(None if said is None else terms.named(said, terms.HEADER)))
         return caller

@@ -126,13 +126,14 @@ def _posted(server: Server, path: str, answer: Answer) -> Endpoint:
         fields = _fields(request, body, uploads=uploads)
         hurried(fields)
         deadline = deadline_of(request, fields, server.options.timeout_s) if path in IN_TIME else None
-        return await unless_gone(_made(server, path, lambda: answer(server.catalogue, fields)), deadline)
+        made = _made(server, path, lambda: answer(server.catalogue, fields))
+        return await unless_gone(made, deadline)
 
     return posted(server, limit, answered, refused)
 
 
 async def _made(server: Server, path: str, answer: Callable[[], Awaitable[Any]]) -> Made:
-    value = await server.degrading.answered(answer)
+    value = await server.answered(answer)
     if path.startswith("/v1/") and (because := records.current().because):
         said = value.value if isinstance(value, Numbers) else value
         if isinstance(said, dict):
@@ -195,7 +196,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
-    wanted = "POST" if request.url.path in {*ANSWERS, *ocr_routes.PATHS} else "GET"
+    path = request.url.path
+    wanted = "POST" if path in {*ANSWERS, *ocr_routes.PATHS} or path.startswith("/v2/repository/") else "GET"
     message = f"{request.url.path} takes {wanted}, not {request.method}"
     answer = refusal(Failure(status=405, kind="validation", message=message), request.url.path)
     answer.headers["allow"] = wanted

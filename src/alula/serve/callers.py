@@ -27,12 +27,16 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Somebody with a key. 0 is no limit of `at_once`, requests in flight, and of `per_minute`."""
+    """Somebody with a key. 0 is no limit of `at_once`, requests in flight, and of `per_minute`.
+
+    An `admin` may load and unload models.
+    """
 
     name: str = ""
     at_once: int = 0
     per_minute: int = 0
     highest: Priority = "high"
+    admin: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +98,10 @@ def read(file: Path | None, variable: str, anybody: Caller) -> Callers:
 
 
 def parsed(lines: Iterable[str], where: str, usual: Caller) -> list[tuple[bytes, Caller]]:
-    """Lines of `NAME KEY [at_once=N] [per_minute=N] [highest=PRIORITY]`, or of a key alone; # begins a remark."""
+    """Lines of `NAME KEY [at_once=N] [per_minute=N] [highest=PRIORITY] [admin]`, or of a key alone.
+
+    # begins a remark.
+    """
     found = []
     for at, line in enumerate(lines, start=1):
         words = line.split("#", 1)[0].split()
@@ -116,7 +123,9 @@ def _line(words: Sequence[str], where: str, usual: Caller) -> tuple[bytes, Calle
     caller = replace(usual, name=name)
     for limit in limits:
         what, _, value = limit.partition("=")
-        if what == "highest":
+        if limit == "admin":
+            caller = replace(caller, admin=True)
+        elif what == "highest":
             caller = replace(caller, highest=named(value, f"{where}: highest"))
         elif what in {"at_once", "per_minute"} and value.isascii() and value.isdigit() and len(value) < 10:
             amount = int(value)
@@ -126,7 +135,7 @@ def _line(words: Sequence[str], where: str, usual: Caller) -> tuple[bytes, Calle
         else:
             raise InputError(
                 f"{where}: {what!r} is no limit; expected at_once=N, per_minute=N "
-                f"or highest={'|'.join(PRIORITIES)}"
+                f"highest={'|'.join(PRIORITIES)} or admin"
             )
     return _digest(key), caller
 

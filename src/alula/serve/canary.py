@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TypeAlias
 
@@ -36,7 +36,7 @@ Told: TypeAlias = Callable[[str, Finding, float], None]
 
 
 class Canaries:
-    """Asks all engines in turn as long as `watch` runs; `services` are in the order of the supervisor's numbers.
+    """Asks all engines in turn as long as `watch` runs; `services` come with the supervisor's numbers for them.
 
     `beside` stands behind the names of models here, where there are two of one name.
     """
@@ -44,7 +44,7 @@ class Canaries:
     def __init__(
         self,
         supervisor: Supervisor,
-        services: Callable[[], Sequence[Served]],
+        services: Callable[[], Iterable[tuple[int, Served]]],
         every_s: float,
         told: Told,
         beside: str = "",
@@ -54,7 +54,7 @@ class Canaries:
         self._every_s = every_s
         self._told = told
         self._beside = beside
-        self._asking: dict[str, Canary | None] = {}
+        self._asking: dict[str, tuple[Served, Canary | None]] = {}
         self._pulses: dict[str, Pulse] = {}
 
     @property
@@ -66,7 +66,7 @@ class Canaries:
         """Ask again and again, and at once where a process was started again."""
         while True:
             self._supervisor.started.clear()
-            for at, service in enumerate(self._services()):
+            for at, service in tuple(self._services()):
                 await self._try(at, service)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._supervisor.started.wait(), self._every_s)
@@ -79,10 +79,13 @@ class Canaries:
 
     async def _ask(self, at: int, service: Served) -> None:
         name = service.name + self._beside
-        if name not in self._asking:
+        known, canary = self._asking.get(name, (None, None))
+        if known is not service:  # another one by the same name has other answers
             loop = asyncio.get_running_loop()
-            self._asking[name] = await loop.run_in_executor(None, canary_of, service.bundle)
-        if (canary := self._asking[name]) is None:
+            canary = await loop.run_in_executor(None, canary_of, service.bundle)
+            self._asking[name] = service, canary
+            self._pulses.pop(name, None)
+        if canary is None:
             return
         began = monotonic()
         finding, why = await canary.ask(self._supervisor, at)

@@ -54,16 +54,25 @@ class Served(Protocol):
 S = TypeVar("S", bound=Served)
 
 
-def _itself(service: Served) -> Served:
+def itself(service: Served) -> Served:
+    """Nobody else answers for it."""
     return service
+
+
+def _nobody_asks(service: Served) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """Every service, in the order the bundles were named; `instead` says who answers for one at the moment."""
+    """Every service, in the order the bundles were named.
+
+    `taken` is told of each one that a request is for, and `instead` says who answers for it at the moment.
+    """
 
     services: tuple[Served, ...]
-    instead: Callable[[Served], Served] = _itself
+    taken: Callable[[Served], None] = _nobody_asks
+    instead: Callable[[Served], Served] = itself
 
     def __post_init__(self) -> None:
         names = [service.name for service in self.services]
@@ -85,7 +94,7 @@ class Catalogue:
         if model is None:
             for service in self.services:
                 if service.spec.task in tasks:
-                    return self.instead(service)
+                    return self.take(service)
             raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
         service = self.named(model)
         if service.spec.task not in tasks:
@@ -93,6 +102,11 @@ class Catalogue:
                 f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
                 status=400,
             )
+        return self.take(service)
+
+    def take(self, service: Served) -> Served:
+        """Who answers a request that is for this service: itself, or what stands in for it."""
+        self.taken(service)
         return self.instead(service)
 
     def named(self, model: str) -> Served:

@@ -71,6 +71,8 @@ class Degrading:
         substitute = self._substitutes.get(service.name)
         if substitute is None or not self.possible:
             return service
+        if substitute.spec.task == service.spec.task and substitute.spec.digest != service.spec.digest:
+            return service  # of another checkpoint, by which the served one was replaced
         attempt = _ATTEMPT.get() or _Attempt()
         reason = attempt.reason or self._look(service)
         attempt.asked, attempt.instead = service, reason is not None

@@ -1,7 +1,7 @@
 """The process that owns the engines: opens bundles, runs batches, writes answers, and ends when the front does.
 
-Started as `python -m alula.serve.engine_process FD OPENING BUNDLE IDENTITY ...`, where FD is one end of a socket pair,
-OPENING an `Opening` and IDENTITY that of the bundle the front read.
+Started as `python -m alula.serve.engine_process FD OPENING NUMBER BUNDLE IDENTITY ...`, where FD is one end of a socket
+pair, OPENING an `Opening`, NUMBER what the front calls the bundle by, and IDENTITY that of the bundle it read.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     engines = Engines(opener or _opener(), opening, post=inbox.put)
-    for model, (root, identity) in enumerate(zip(argv[2::2], argv[3::2], strict=True)):
-        _send(connection, engines.open(model, Named(root=Path(root), identity=identity)))
+    for number, root, identity in zip(argv[2::3], argv[3::3], argv[4::3], strict=True):
+        _send(connection, engines.open(int(number), Named(root=Path(root), identity=identity)))
     while not engines.lost:
         for message in engines.turn(_new(inbox, wait=not engines.busy)):
             _send(connection, message)

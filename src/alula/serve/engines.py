@@ -6,14 +6,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from alula.core.engine import InLanes, Picking, Recording, Session
 from alula.core.errors import AlulaError, DeviceLostError
 from alula.core.tensor import Feeds
 from alula.generate import Generator, Piece
-from alula.serve import sequences, wire
+from alula.serve import memory, sequences, wire
 from alula.serve.named import Named
 from alula.serve.process import Opening
 from alula.serve.sequences import Load
@@ -27,10 +29,11 @@ Opener = Callable[[Path, Opening], Session | Generator]
 
 
 class Engines:
-    """Models by the place of their bundle: some run batches, some write answers step by step.
+    """Models by their numbers: some run batches, some write answers step by step.
 
     `lost` says that the last turn ended the use of this process. Sessions with lanes run beside the turns, where there
-    is somebody to `post` their answers to: what is posted belongs to what is new in another turn.
+    is somebody to `post` their answers to: what is posted belongs to what is new in another turn. There, too, models
+    are opened and closed beside the turns, one after the other, so that nobody waits for that.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Engines:
         self._sessions: dict[int, Session] = {}
         self._generators: dict[int, Generator] = {}
         self._batches: deque[Message] = deque()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="opening")
+        self._opened: dict[int, tuple[Session | Generator, int]] = {}
         self.lost = False
 
     @property
@@ -58,22 +63,61 @@ class Engines:
 
     def open(self, model: int, bundle: Named) -> Message:
         """Open one bundle, if it is the one the front read; one that changes meanwhile is no better."""
+        answer = self._try(model, bundle, self._opening)
+        self._adopt(model)
+        return answer
+
+    def _try(self, model: int, bundle: Named, opening: Opening) -> Message:
+        """Open one bundle, and lay it where `_adopt` finds it; it has answered once then."""
+        before = memory.resident_bytes()
         try:
             bundle.refuse_if_replaced()
-            opened = self._opener(bundle.root, self._opening)
+            opened = self._opener(bundle.root, opening)
             tried = [] if isinstance(opened, Generator) else timings(opened, self._clock)
             bundle.refuse_if_replaced()
         except Exception as error:
             self.lost = self.lost or isinstance(error, DeviceLostError)
             return _failure(model, error)
-        if not isinstance(opened, Generator):
+        lanes = opened.lanes if self._post and isinstance(opened, InLanes) else 1
+        self._opened[model] = opened, lanes
+        meta: dict[str, Any] = {"bytes": max(memory.resident_bytes() - before, 0)}
+        if isinstance(opened, Generator):
+            return Message(kind=Kind.READY, number=model, meta={**meta, "holds": opened.holds})
+        return Message(kind=Kind.READY, number=model, meta={**meta, "timings": tried, "lanes": lanes})
+
+    def _adopt(self, model: int) -> None:
+        """Take turns with a model from now on, if it was opened."""
+        opened, lanes = self._opened.pop(model, (None, 1))
+        if isinstance(opened, Generator):
+            self._generators[model] = opened
+        elif opened is not None:
             self._sessions[model] = opened
-            lanes = opened.lanes if self._post and isinstance(opened, InLanes) else 1
             if lanes > 1:
                 self._lanes[model] = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
-            return Message(kind=Kind.READY, number=model, meta={"timings": tried, "lanes": lanes})
-        self._generators[model] = opened
-        return Message(kind=Kind.READY, number=model, meta={"holds": opened.holds})
+
+    def _open_beside(self, message: Message) -> None:
+        assert self._post is not None
+        bundle = Named(root=Path(message.meta["root"]), identity=message.meta["identity"])
+        self._post(self._try(message.number, bundle, replace(self._opening, again=True)))
+
+    def _close(self, message: Message) -> None:
+        """Take no more turns with a model; nothing that it was asked for is unanswered."""
+        model = message.meta["model"]
+        leaving = self._sessions.pop(model, None) or self._generators.pop(model, None)
+        if lanes := self._lanes.pop(model, None):
+            lanes.shutdown()
+        self._beside.submit(self._closed_beside, message.number, leaving)
+
+    def _closed_beside(self, number: int, leaving: Session | Generator | None) -> None:
+        assert self._post is not None
+        try:
+            if leaving is not None:
+                leaving.close()
+            memory.give_back()
+        except Exception as error:
+            self._post(_failure(number, error))
+        else:
+            self._post(Message(kind=Kind.RESULT, number=number))
 
     def turn(self, new: Iterable[Message]) -> Iterator[Message]:
         """Take what is new, run one batch, and go a step on with every model that writes: nobody waits for long."""
@@ -83,8 +127,13 @@ class Engines:
                 self._lanes[message.meta["model"]].submit(self._run_beside, message)
             elif message.kind is Kind.RUN:
                 self._batches.append(message)
-            elif message.kind in {Kind.RESULT, Kind.FAILED}:
-                yield message  # of a batch that ran in a lane
+            elif message.kind is Kind.OPEN:
+                self._beside.submit(self._open_beside, message)
+            elif message.kind is Kind.CLOSE:
+                self._close(message)
+            elif message.kind in {Kind.READY, Kind.RESULT, Kind.FAILED}:
+                self._adopt(message.number)
+                yield message  # of what was done beside the turns
             elif message.kind is Kind.CANCEL:
                 model = message.meta["model"]
                 left.setdefault(model, []).append(self._cancelled(message))

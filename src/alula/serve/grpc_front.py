@@ -15,7 +15,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 
 from alula.core.errors import InputError
-from alula.serve import deadlines, grpc_tensors
+from alula.serve import deadlines, grpc_repository, grpc_tensors
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, Refused, failure_of
 from alula.serve.front import CUT_OFF_S
@@ -29,6 +29,11 @@ from alula.serve.server import Server
 
 SERVICE = f"{INFERENCE}.GRPCInferenceService"
 OPEN = frozenset(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady"))
+WITH_CONTEXT = frozenset(
+    f"/{SERVICE}/{name}"
+    for name in ("ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+)
+"""Methods that ask who calls."""
 HEALTHS = classes(HEALTH, HEALTH_MESSAGES)
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_S = 0.25
@@ -109,6 +114,8 @@ class GrpcFront:
             "ModelMetadata": model_metadata,
         }
         methods = {name: _unary(self._seen(f"/{SERVICE}/{name}", tell), name) for name, tell in told.items()}
+        for name, change in grpc_repository.methods(server).items():
+            methods[name] = _unary(self._seen(f"/{SERVICE}/{name}", self._identified(change)), name)
         methods["ModelInfer"] = _unary(self._seen(f"/{SERVICE}/ModelInfer", self._infer), "ModelInfer")
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream,
@@ -125,7 +132,7 @@ class GrpcFront:
                 trailing = (("x-request-id", record.id),)
                 try:
                     asked = _whole(request)
-                    made = await (answer(asked, context) if path.endswith("/ModelInfer") else answer(asked))
+                    made = await (answer(asked, context) if path in WITH_CONTEXT else answer(asked))
                 except Exception as error:  # the edge of the process: whatever it is becomes a status
                     failure = failure_of(error)
                     record.status = failure.status
@@ -134,6 +141,21 @@ class GrpcFront:
                 because = ((DEGRADED, record.because),) if record.because else ()
                 context.set_trailing_metadata((*trailing, *because))
                 return made
+
+        return method
+
+    def _identified(self, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A method that is answered in the name of who has its key, and is finished before the server ends."""
+        server = self._server
+
+        async def method(request: Any, context: Any) -> Any:
+            caller = identified(server.admission, context.invocation_metadata())
+            with server.admission.passed(caller):
+                server.gate.enter()
+                try:
+                    return await answer(request)
+                finally:
+                    server.gate.leave()
 
         return method
 
@@ -155,7 +177,7 @@ class GrpcFront:
                 asked = grpc_tensors.asked(request)
                 within_s = deadlines.allowed(_left(context), asked.within_s, default=server.options.timeout_s)
                 answered = await _in_time(
-                    server.degrading.answered(lambda: infer(server.catalogue, asked)),
+                    server.answered(lambda: infer(server.catalogue, asked)),
                     Deadline.after(within_s, began),
                 )
                 return grpc_tensors.response(answered)

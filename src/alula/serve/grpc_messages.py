@@ -19,6 +19,7 @@ from alula.core.errors import InputError
 INFERENCE = "inference"
 HEALTH = "grpc.health.v1"
 
+_REPOSITORY_PARAMETERS = "map<ModelRepositoryParameter> parameters"
 _PARAMETERS = "map<InferParameter> parameters"
 
 # By number from 1 on: a type, "*" behind it where it is repeated, "map<...>" of strings to it, and a name.
@@ -89,6 +90,24 @@ INFERENCE_MESSAGES: Mapping[str, tuple[str, ...]] = {
         _PARAMETERS,
         "InferTensorContents contents",
     ),
+    "RepositoryIndexRequest": ("string repository_name", "bool ready"),
+    "RepositoryIndexResponse": ("RepositoryIndexResponse.ModelIndex* models",),
+    "RepositoryIndexResponse.ModelIndex": (
+        "string name",
+        "string version",
+        "string state",
+        "string reason",
+    ),
+    "ModelRepositoryParameter": (
+        "bool bool_param | parameter_choice",
+        "int64 int64_param | parameter_choice",
+        "string string_param | parameter_choice",
+        "bytes bytes_param | parameter_choice",
+    ),
+    "RepositoryModelLoadRequest": ("string repository_name", "string model_name", _REPOSITORY_PARAMETERS),
+    "RepositoryModelLoadResponse": (),
+    "RepositoryModelUnloadRequest": ("string repository_name", "string model_name", _REPOSITORY_PARAMETERS),
+    "RepositoryModelUnloadResponse": (),
     "ModelStreamInferResponse": ("string error_message", "ModelInferResponse infer_response"),
 }
 

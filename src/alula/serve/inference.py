@@ -62,7 +62,7 @@ class Described:
 
 async def infer(catalogue: Catalogue, asked: Asked) -> Answered:
     """Answer one request; it is joined with others as those of every route are."""
-    service = catalogue.instead(found(catalogue, asked.model, asked.version))
+    service = catalogue.take(found(catalogue, asked.model, asked.version))
     terms.ask(asked.priority)
     feeds = _by_name(asked.inputs)
     wanted = _wanted(service, asked.outputs)

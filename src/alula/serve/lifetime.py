@@ -21,7 +21,7 @@ def serve_until_told(options: ServeOptions, on_ready: Callable[[str], None]) -> 
     with listening(options.host, options.port) as sock:
         # Before anything else is imported here: the engine process loads its own libraries meanwhile.
         bundles = Named.all_at(options.bundles)
-        first = EngineProcess.start(options.engine_command, bundles, options.opening)
+        first = EngineProcess.start(options.engine_command, dict(enumerate(bundles)), options.opening)
         from alula.serve.running import run_until_told  # noqa: PLC0415 - while the engine process starts
 
         run_until_told(options, bundles, first, sock, on_ready)

@@ -25,6 +25,7 @@ from alula.serve.sequences import Load
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+LOAD_SECONDS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -146,6 +147,13 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self._load_seconds = Histogram(
+            "alula_model_load_duration_seconds",
+            "From the wish for a model to its first request, or the error",
+            ["outcome"],
+            buckets=LOAD_SECONDS,
+            registry=registry,
+        )
         self._prompt_tokens = Counter(
             "alula_prompt_tokens", "Tokens of admitted prompts", ["model"], registry=registry
         )
@@ -204,6 +212,10 @@ class Metrics:
         """A small request was sent through an engine, and what came of it."""
         self._canaries.labels(model, finding).inc()
         self._canary_seconds.labels(model).observe(seconds)
+
+    def loaded(self, seconds: float, well: bool) -> None:
+        """A model was loaded while others were served, or could not be."""
+        self._load_seconds.labels("loaded" if well else "failed").observe(seconds)
 
     def prompts(self, model: str, tokens: int) -> None:
         """Prompts of so many tokens were admitted."""

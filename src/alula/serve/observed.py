@@ -62,6 +62,8 @@ class Observer:
                 yield record
         finally:
             record.ended = monotonic()
+            for done in record.then:
+                done()
             self.metrics.request(record.route, record.ending, record.seconds, record.model)
             if record.degraded:
                 self.metrics.degraded(record.model, record.degraded)

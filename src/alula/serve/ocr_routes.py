@@ -89,7 +89,7 @@ def _posted(server: Server, answer: Answer) -> Endpoint:
         hurried(fields)
         # Pages are answers that are written, and have their limit.
         deadline = deadline_of(request, fields, UNSAID_S)
-        making = server.degrading.answered(lambda: answer(request, fields, deadline))
+        making = server.answered(lambda: answer(request, fields, deadline))
         return await unless_gone(making, deadline)
 
     def limit() -> int:

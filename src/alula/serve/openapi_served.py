@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from alula.core.words import TEXT_TASKS, WRITING_TASKS
-from alula.serve import ocr_routes, openapi, openapi_tensors, openapi_writing
+from alula.serve import ocr_routes, openapi, openapi_repository, openapi_tensors, openapi_writing
 from alula.serve.answering import EMBEDDINGS, PREDICTIONS, RERANKING
 from alula.serve.bodies import LARGEST
 from alula.serve.catalogue import Served
@@ -37,6 +37,8 @@ def document(services: Sequence[Served], options: ServeOptions) -> Schema:
     described = deepcopy(
         openapi.document()
     )  # of which many a part stands in several places, and in constants
+    if options.repository:
+        described["paths"] |= openapi_repository.paths()
     if services:
         _only(described, services)
     for path, (_, variants) in PATHS.items():

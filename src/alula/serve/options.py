@@ -50,6 +50,20 @@ class ServeOptions:
         0, "Batches of a model beside one another on the CPU; 1 answers a lone request sooner.", least=0
     )
     unverified: bool = setting(False, "Serve a bundle whose checks did not pass.")
+    repository: str = setting(
+        "", "Folder of bundles that may be loaded and unloaded while serving.", metavar="FOLDER", unset="none"
+    )
+    memory_bytes: int | None = setting(
+        None,
+        "Memory that all models may take, such as 8GiB.",
+        name="memory",
+        amount=True,
+        least=1,
+        unset="no limit",
+    )
+    unload_idle: bool = setting(
+        False, "Where memory does not do, unload who was not used for longest until it is asked for again."
+    )
     max_client_batch: int = setting(512, "Items one request may bring.", least=1)
     max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1)
     max_waiting_rows: int = setting(1_024, "Rows that may wait per model; beyond that 429.", least=1)
@@ -118,8 +132,10 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for each in settings_of(ServeOptions):
             each.check(getattr(self, each.field), each.field)
-        if not self.bundles:
-            raise InputError("no bundle to serve; name at least one")
+        if not self.bundles and not self.repository:
+            raise InputError("no bundle to serve; name at least one, or a folder of them with --repository")
+        if self.repository and not Path(self.repository).is_dir():
+            raise InputError(f"{self.repository}: is no folder; expected one of bundles for --repository")
         if self.grpc_port == self.port:
             raise InputError(f"port and grpc_port are both {self.port}; expected two ports")
 

@@ -21,7 +21,7 @@ from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
 from alula.serve.errors import Refused
 from alula.serve.line_reading import TASKS as TASKS_BY_LINES
-from alula.serve.line_reading import LineReader, LineReading, trio_of
+from alula.serve.line_reading import LineReader, LineReading, Trio, trio_of
 from alula.serve.uploads import Upload, images
 from alula.serve.writer import Writer
 
@@ -137,13 +137,14 @@ def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writ
     """The named model, or the first one that reads pages; or three that do so together."""
     trio = trio_of(catalogue.services)
     if trio is not None and model in trio.names:
-        return lines.by(trio)
+        return _all_three(catalogue, lines, trio)
     if model is None:
         for service in catalogue.services:
             if isinstance(service, Writer) and service.spec.sees:
+                catalogue.taken(service)
                 return service
         if trio is not None:
-            return lines.by(trio)
+            return _all_three(catalogue, lines, trio)
         raise Refused(
             "no model here reads pages; serve a bundle of HunyuanOCR, or the three of alula build rapidocr -o FOLDER",
             status=404,
@@ -151,6 +152,7 @@ def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writ
     service = catalogue.named(model)
     if not (isinstance(service, Writer) and service.spec.sees):
         raise Refused(f"model {model!r} does {service.spec.task}, and reads no pages", status=400)
+    catalogue.taken(service)
     return service
 
 
@@ -159,6 +161,12 @@ def _now(catalogue: Catalogue, writer: Writer) -> Writer | LineReader:
     answering = catalogue.instead(writer)
     assert isinstance(answering, Writer | LineReader), f"{answering.name} reads no pages"
     return answering
+
+
+def _all_three(catalogue: Catalogue, lines: LineReading, trio: Trio) -> LineReader:
+    for service in (trio.detect, trio.turn, trio.recognise):
+        catalogue.taken(service)
+    return lines.by(trio)
 
 
 def _task(said: str) -> Task:

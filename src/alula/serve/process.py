@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from alula.serve.named import Named
@@ -54,12 +54,15 @@ class EngineProcess:
     connection: socket.socket
 
     @classmethod
-    def start(cls, command: Sequence[str], bundles: Sequence[Named], opening: Opening) -> EngineProcess:
-        """Start one, which opens the bundles at once. Its stdout goes to stderr; terminal signals miss it."""
+    def start(cls, command: Sequence[str], bundles: Mapping[int, Named], opening: Opening) -> EngineProcess:
+        """Start one, which opens the bundles at once, each under its number.
+
+        Its stdout goes to stderr; terminal signals miss it.
+        """
         ours, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), opening.argument()]
-        for bundle in bundles:
-            arguments += [str(bundle.root.absolute()), bundle.identity]
+        for number, bundle in bundles.items():
+            arguments += [str(number), str(bundle.root.absolute()), bundle.identity]
         with theirs:
             process = subprocess.Popen(
                 [*command, *arguments],

@@ -7,7 +7,7 @@ that is started for it, and not into threads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,6 +51,7 @@ class Record:
     instead and `because` why, `caller` is the name of its key. `failed` is what a stream ended with whose status was
     out already. `trace`
     are the headers by which a caller says whose part the request is, `trace_id` and `span_id` its own name there.
+    `then` is what is to be done once the request is answered.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Record:
     caller: str = ""
     failed: int | None = None
     spans: list[Span] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
 
     def body(self, content: bytes) -> None:
         """What it came with."""
@@ -145,6 +147,11 @@ class Record:
 
 
 _current: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def at_hand() -> Record | None:
+    """The record of the request at hand, if there is one."""
+    return _current.get()
 
 
 def current() -> Record:

@@ -21,6 +21,8 @@ from alula.serve.server import Server
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RELOAD = signal.SIGHUP
+"""Has bundles that were changed loaded again, where there is a repository."""
 
 
 def run_until_told(
@@ -56,6 +58,8 @@ async def _serve(
                 loading = asyncio.ensure_future(server.load())
                 if await _first(loading, stop.wait()) is loading:
                     loading.result()
+                    if options.repository:
+                        asyncio.get_running_loop().add_signal_handler(RELOAD, server.models.reload_later)
                     on_ready(url_of(sock))
                     await _first(front.ended(), stop.wait())
                     await _drain(server, options.grace_s)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alula.bundles import Bundle
 from alula.core.errors import InputError
@@ -20,6 +20,7 @@ from alula.serve.degrading import Degrading, standing_in, substitutes
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.gpus import watched
 from alula.serve.metrics import Metrics
+from alula.serve.models import Models
 from alula.serve.named import Named
 from alula.serve.observed import Observer
 from alula.serve.options import ServeOptions
@@ -27,11 +28,14 @@ from alula.serve.outcome import Outcome
 from alula.serve.pages import Pages
 from alula.serve.pictures import READING, Pictures, Uploaded
 from alula.serve.process import EngineProcess
+from alula.serve.repository import Repository
 from alula.serve.sequences import Load
 from alula.serve.service import Batched, RunSome, Service
 from alula.serve.supervisor import Supervisor
 from alula.serve.usage import EngineUsage
 from alula.serve.writer import Writer
+
+T = TypeVar("T")
 
 
 class Server:
@@ -47,7 +51,6 @@ class Server:
         self.observer = Observer.of(options, self.metrics)
         self.gate = Gatekeeper()
         self.bodies = Bodies(max(options.max_bodies_bytes, options.max_body_bytes, options.max_image_bytes))
-        self.catalogue = Catalogue(services=())
         self.supervisor = Supervisor(
             options.engine_command,
             self.bundles,
@@ -67,12 +70,23 @@ class Server:
             else None
         )
         self.degrading = Degrading(self.supervisor, options.degrade_wait_s)
-        self.canaries = Canaries(
-            self.supervisor, lambda: self.catalogue.services, options.canary_s, self.metrics.canary
+        self.models = Models(
+            self.supervisor,
+            options,
+            Repository(given=self.bundles, folder=Path(options.repository) if options.repository else None),
+            make=lambda number, named: self._service(self.supervisor, number, named, ()),
+            told=self.metrics.loaded,
         )
+        self.models.instead = self.degrading.instead
+        self.canaries = Canaries(self.supervisor, self._awake, options.canary_s, self.metrics.canary)
         self._canaries: list[asyncio.Task[None]] = []
         self._at_work = AsyncExitStack()
         self._watch()
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What requests look models up in: what is served at the moment."""
+        return self.models.catalogue
 
     @property
     def live(self) -> bool:
@@ -81,16 +95,20 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered now, be it by fallbacks; a full queue is busy, not unready."""
-        if self.gate.loading or self.gate.draining:
+        """Whether requests are answered now, be it by fallbacks; a full queue is busy, not unready.
+
+        Models that should be there and are not make it unready; further ones that are being loaded do not.
+        """
+        if self.gate.loading or self.gate.draining or self.models.missing:
             return False
-        covered = all(self.degrading.covers(service.name) for service in self.catalogue.services)
+        services = self.catalogue.services
+        covered = bool(services) and all(self.degrading.covers(service.name) for service in services)
         return self.supervisor.state == "ready" or covered
 
     def health(self) -> dict[str, Any]:
         """How the server is, in a few words."""
         state = "draining" if self.gate.draining else self.supervisor.state
-        if state == "ready" and self.gate.loading:
+        if state == "ready" and (self.gate.loading or self.models.missing):
             state = "starting"
         return {
             "status": state,
@@ -99,6 +117,7 @@ class Server:
             "engine": _told(self.supervisor),
             **({"fallback": _told(self.beside)} if self.beside else {}),
             "degraded": self.degrading.reasons({each.name: each for each in self.catalogue.services}),
+            "missing": self.models.missing,
             "canaries": {name: pulse.last for name, pulse in self.canaries.pulses.items()},
         }
 
@@ -109,24 +128,24 @@ class Server:
         try:
             services = await self._opened(self.supervisor, self.bundles)
             beside = await self._opened(self.beside, self.fallbacks, services) if self.beside else ()
-            self.catalogue = Catalogue(services=services, instead=self.degrading.instead)
             await started
         finally:
             started.cancel()
             await asyncio.wait({started})
             if not started.cancelled():
                 started.exception()  # taken note of: the error of the bundle, if there is one, comes first
-        for supervisor, some in zip(supervisors, (services, beside), strict=False):
-            for at, service in enumerate(some):
-                if isinstance(service, Batched):
-                    service.batcher.lanes = supervisor.lanes.get(at, 1)
-                    service.learn(supervisor.timings.get(at, ()))
-                await self._at_work.enter_async_context(service.at_work())
+        await self.models.begin(services)
+        for at, service in enumerate(beside):
+            assert self.beside is not None
+            if isinstance(service, Batched):
+                service.prepare(self.beside.opened[at])
+            await self._at_work.enter_async_context(service.at_work())
         canaries = [self.canaries]
         if self.beside:
             self.degrading.begin(self.beside, substitutes(services, beside, self.options))
             every_s, told = self.options.canary_s, self.metrics.canary
-            canaries.append(Canaries(self.beside, lambda: beside, every_s, told, " (fallback)"))
+            numbered = tuple(enumerate(beside))
+            canaries.append(Canaries(self.beside, lambda: numbered, every_s, told, " (fallback)"))
         self.gate.loading = False
         if self.options.canary_s:
             self._canaries = [asyncio.create_task(each.watch(), name="canaries") for each in canaries]
@@ -158,6 +177,7 @@ class Server:
         await self.supervisor.stop()
         if self.beside:
             await self.beside.stop()
+        await self.models.close()
         await self._at_work.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self.observer.close)
 
@@ -181,6 +201,14 @@ class Server:
         self.metrics.expect(service.name, writes=bundle.model.writes)
         return service
 
+    async def answered(self, make: Callable[[], Awaitable[T]]) -> T:
+        """What is made for a request: once its model is there, and by what stands in for it if that must be."""
+        return await self.models.there(lambda: self.degrading.answered(make))
+
+    def _awake(self) -> list[tuple[int, Served]]:
+        """Models that have an engine, and their numbers in the engine process."""
+        return [(each.number, each.service) for each in self.models.awake]
+
     def _runner(self, supervisor: Supervisor, at: int) -> RunSome:
         async def run(feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
             return await supervisor.run(at, feeds, wanted)
@@ -197,6 +225,8 @@ class Server:
         watch("bodies_bytes", "Bytes of bodies being read or answered", lambda: self.bodies.bytes)
         self.metrics.watch_models("queue_size", "Rows waiting for a batch", self._waiting)
         self.metrics.loads(self._loads)
+        watch("models_loaded", "Models that have an engine", lambda: len(self.models.awake))
+        self.metrics.watch_models("model_memory_bytes", "What models took when they were opened", self._bytes)
         self.metrics.registry.register(EngineUsage(self._pids))
         if gpus := watched(self._pids):
             self.metrics.registry.register(gpus)
@@ -226,16 +256,17 @@ class Server:
     def _waiting(self) -> dict[str, float]:
         """Rows that wait for a batch, by model; answers that wait are counted apart."""
         return {
-            service.name: service.waiting
-            for service in self.catalogue.services
-            if not isinstance(service, Writer)
+            service.name: service.waiting for _, service in self._awake() if not isinstance(service, Writer)
         }
+
+    def _bytes(self) -> dict[str, float]:
+        return {each.service.name: each.bytes for each in self.models.awake}
 
     def _loads(self) -> dict[str, Load]:
         """How much each model that writes has to do."""
         return {
             service.name: self.supervisor.loads.get(at, Load())
-            for at, service in enumerate(self.catalogue.services)
+            for at, service in self._awake()
             if isinstance(service, Writer)
         }
 

@@ -19,6 +19,7 @@ from alula.core.tensor import Feeds
 from alula.core.words import TOKENS
 from alula.serve import deadlines, terms
 from alula.serve.errors import Refused
+from alula.serve.opened import Opened
 from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.outcome import Outcome
@@ -90,6 +91,11 @@ class Batched(ABC, Generic[T]):
         """Take note of what batches cost, before the first one runs."""
         for rows, length, seconds in timings:
             self.batcher.costs.learn(rows, length, seconds, warm=True)
+
+    def prepare(self, opened: Opened) -> None:
+        """Take note of what its engine process says of it."""
+        self.batcher.lanes = opened.lanes
+        self.learn(opened.timings)
 
     def at_work(self) -> AbstractAsyncContextManager[object]:
         """Requests are answered as long as this lasts, and those that were admitted at its end."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -15,22 +15,26 @@ from typing import Literal
 from alula.core.errors import AlulaError, EngineError
 from alula.core.tensor import Feeds
 from alula.generate import Piece, Request
-from alula.serve import sequences, wire
+from alula.serve import opened, sequences, wire
 from alula.serve.named import BundleReplaced, Named
+from alula.serve.opened import Opened, unless_failed
 from alula.serve.outcome import Outcome
 from alula.serve.process import LOST_DEVICE, EngineProcess, Opening
+from alula.serve.receiving import receive
 from alula.serve.sequences import Load
+from alula.serve.starts import STARTS, WINDOW_S, Starts
 from alula.serve.streams import Stream, Streams
-from alula.serve.trying import Timing
 from alula.serve.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "restarting", "broken", "stopped"]
 
-STARTS = 5
-"""So many starts within `WINDOW_S` are tried before the engine counts as broken."""
-WINDOW_S = 60.0
+OPEN_S = 900.0
+"""So long one more model may take to be opened."""
+
+CLOSING_S = 0.02
+"""Between two looks whether a model that is to be closed still has something to do."""
 
 BACK_S = 10.0
 """So long work that has not begun waits for a process that is being started again."""
@@ -43,7 +47,9 @@ class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
 class Supervisor:
     """One engine process with some models in it, kept running.
 
-    `bundles` are in the order of the numbers that `run` and `write` take.
+    `bundles` are in the order of the numbers that `run` and `write` take; what is opened later has the number that
+    `open` gives. Where the folder of one holds another bundle once a process is started again, `replaced` is told of
+    its number, and it is there no longer; without that the engine counts as broken.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class Supervisor:
         first: EngineProcess | None = None,
     ) -> None:
         self._command = tuple(command)
-        self._bundles = tuple(bundles)
+        self._bundles = dict(enumerate(bundles))
         self._opening = opening
         self._run_timeout_s = run_timeout_s
         self._current = first
@@ -67,14 +73,14 @@ class Supervisor:
         self._heard = 0.0
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started: deque[float] = deque(maxlen=STARTS)
+        self._started = Starts()
         self._keeper: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self.loads: dict[int, Load] = {}
-        self.holds: dict[int, int] = {}
-        self.lanes: dict[int, int] = {}
-        self.timings: dict[int, list[Timing]] = {}
+        self.opened: dict[int, Opened] = {}
+        self.replaced: Callable[[int], None] | None = None
+        self._running: Counter[int] = Counter()
         self.state: State = "starting"
         self.restarts = 0
         self.reason = ""
@@ -103,11 +109,16 @@ class Supervisor:
 
         Raises what the engine raised, or `EngineAway` if it died; waits for one that comes back.
         """
-        current = await self._back()
         meta = {"model": model, **({} if wanted is None else {"wanted": [*wanted]})}
-        (answer,) = await self._ask(
-            current, [Message(kind=Kind.RUN, number=self._next(), meta=meta, arrays=feeds)]
-        )
+        self._running[model] += 1
+        try:
+            current = await self._back()
+            if model not in self._bundles:
+                raise EngineAway("the model was unloaded")
+            message = Message(kind=Kind.RUN, number=self._next(), meta=meta, arrays=feeds)
+            (answer,) = await self._ask(current, [message])
+        finally:
+            self._running[model] -= 1
         return Outcome(
             outputs=answer.arrays,
             seconds=answer.meta.get("seconds"),
@@ -148,6 +159,24 @@ class Supervisor:
         """Take no more from a stream, and have what is not ended cancelled; gives how many answers that were."""
         stream.close()
         return self._cancel(stream)
+
+    async def open(self, bundle: Named) -> int:
+        """Open one more model beside the work of the others; gives its number. Raises why it could not be."""
+        current = await self._back()
+        number = self._next()
+        (answer,) = await self._ask(current, [opened.opening(number, bundle)], OPEN_S)
+        self.opened[number] = Opened.of(answer)
+        self._bundles[number] = bundle
+        return number
+
+    async def close(self, model: int) -> None:
+        """Close a model that nobody asks any more, once all that it was asked for is answered."""
+        while self._running[model] or self._streams.count(model):
+            await asyncio.sleep(CLOSING_S)
+        for known in (self._bundles, self.opened, self.loads, self._running):
+            known.pop(model, None)
+        if self.state == "ready" and self._current:
+            await self._ask(self._current, [opened.closing(self._next(), model)])
 
     def writing(self, model: int) -> int:
         """How many answers of a model are being written, wait, or are to be cancelled."""
@@ -196,13 +225,12 @@ class Supervisor:
 
     async def _again(self) -> bool:
         """One more start, or the verdict that there were enough; true once it is ready."""
-        now = monotonic()
-        recent = sum(now - at < WINDOW_S for at in self._started)
-        if recent >= STARTS:
+        pause_s = self._started.pause_s(monotonic())
+        if pause_s is None:
             self._enter("broken", self.reason)
             log.error("engine process started %d times within %g s: given up", STARTS, WINDOW_S)
             return False
-        await asyncio.sleep(0.1 * 3 ** (recent - 1) if recent > 1 else 0.0)
+        await asyncio.sleep(pause_s)
         try:
             await self._launch()
         except (AlulaError, OSError) as error:
@@ -217,22 +245,29 @@ class Supervisor:
 
     async def _launch(self) -> None:
         opening = replace(self._opening, again=bool(self._started))
-        current = self._current or EngineProcess.start(self._command, self._bundles, opening)
+        bundles = dict(self._bundles)
+        current = self._current or EngineProcess.start(self._command, bundles, opening)
         self._current = current
-        self._started.append(monotonic())
-        opened = [self._expect(model) for model in range(len(self._bundles))]
+        self._started.begun(monotonic())
+        answers = [self._expect(model) for model in bundles]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
-        for model, answer in enumerate(await asyncio.gather(*opened)):
-            meta = _unless_failed(answer).meta
-            self.holds[model] = meta.get("holds", 0)
-            self.lanes[model] = meta.get("lanes", 1)
-            self.timings[model] = [
-                (rows, length, seconds) for rows, length, seconds in meta.get("timings", ())
-            ]
+        for model, answer in zip(bundles, await asyncio.gather(*answers), strict=True):
+            self._take_in(model, answer)
         self._pending.clear()
+        for model in bundles.keys() - self._bundles.keys():  # closed while this process was started
+            self._later(current, opened.closing(self._next(), model))
         self.lost = False
         self._enter("ready", "")
         self.started.set()
+
+    def _take_in(self, model: int, answer: Message) -> None:
+        try:
+            self.opened[model] = Opened.of(answer)
+        except BundleReplaced:
+            if self.replaced is None or not self.restarts:
+                raise
+            self._bundles.pop(model, None)
+            self.replaced(model)
 
     def _trying(self) -> bool:
         """Whether a process that ends is followed by another one."""
@@ -250,9 +285,6 @@ class Supervisor:
         if self.state == "restarting":
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), BACK_S)
-        return self._ready()
-
-    def _ready(self) -> EngineProcess:
         if self.state != "ready" or self._current is None:
             raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
         return self._current
@@ -261,13 +293,15 @@ class Supervisor:
         self._number += 1
         return self._number
 
-    async def _ask(self, current: EngineProcess, messages: Sequence[Message]) -> list[Message]:
-        """The answers to some messages, in their order."""
+    async def _ask(
+        self, current: EngineProcess, messages: Sequence[Message], within_s: float | None = None
+    ) -> list[Message]:
+        """The answers to some messages, in their order; a process that is later with them counts as hung."""
         replies = [self._expect(message.number) for message in messages]
         try:
             for message in messages:
                 await self._send(current, message)
-            answers = await asyncio.wait_for(asyncio.gather(*replies), self._run_timeout_s)
+            answers = await asyncio.wait_for(asyncio.gather(*replies), within_s or self._run_timeout_s)
         except asyncio.TimeoutError:
             self._hung()
             raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
@@ -276,7 +310,7 @@ class Supervisor:
                 self._pending.pop(message.number, None)
                 if not reply.cancel() and not reply.cancelled():
                     reply.exception()  # taken note of, should nobody have come to wait for it
-        return [_unless_failed(answer) for answer in answers]
+        return [unless_failed(answer) for answer in answers]
 
     def _expect(self, number: int) -> asyncio.Future[Message]:
         reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -318,7 +352,7 @@ class Supervisor:
     async def _read(self, current: EngineProcess) -> None:
         """Hand answers to those who wait, until the process is gone; then tell everybody."""
         try:
-            while message := await _receive(current.connection):
+            while message := await receive(current.connection):
                 self._heard = monotonic()
                 self._got(message)
         except (OSError, wire.WireError, ValueError) as error:
@@ -369,31 +403,3 @@ class Supervisor:
         """Take no more for a process that is ending; the keeper does the rest."""
         if self.state == "ready":
             self._enter("restarting", reason)
-
-
-def _unless_failed(answer: Message) -> Message:
-    if answer.kind is Kind.FAILED:
-        raise wire.error_of(answer)
-    return answer
-
-
-async def _receive(connection: socket.socket) -> Message | None:
-    header = await _exactly(connection, wire.HEADER.size)
-    if header is None:
-        return None
-    envelope = wire.unpack_header(header)
-    body = await _exactly(connection, envelope.meta_bytes + envelope.payload_bytes)
-    return None if body is None else wire.unpack(envelope, body)
-
-
-async def _exactly(connection: socket.socket, count: int) -> bytearray | None:
-    """`count` bytes, or None once the other end is closed."""
-    loop = asyncio.get_running_loop()
-    body = bytearray(count)
-    view, at = memoryview(body), 0
-    while at < count:
-        got = await loop.sock_recv_into(connection, view[at:])
-        if got == 0:
-            return None
-        at += got
-    return body

@@ -29,11 +29,15 @@ SHARE: dict[Priority, float] = {"high": 1.0, "normal": 0.9, "low": 0.5}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """In whose name a request came, what it asked to be, and `highest`, as urgent as it may be."""
+    """In whose name a request came, what it asked to be, and `highest`, as urgent as it may be.
+
+    An `admin` may change what is served.
+    """
 
     caller: str = ""
     asked: Priority | None = None
     highest: Priority = "high"
+    admin: bool = False
 
     @property
     def priority(self) -> Priority:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from alula.core.errors import InputError
-from alula.serve import deadlines, v2
+from alula.serve import deadlines, repository_routes, v2
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, failure_of
 from alula.serve.inference import Asked, described, found, infer, server_metadata
@@ -38,6 +38,7 @@ def routes(server: Server) -> list[Route]:
         Route("/v2", _got(server_metadata)),
         Route("/v2/health/live", _health(lambda: server.live, "live")),
         Route("/v2/health/ready", _health(lambda: server.ready, "ready")),
+        *repository_routes.routes(server, lambda error: refusal(failure_of(error))),
         # Of every method, since a GET of these would be taken for that of a model whose name ends so.
         *(Route(f"{stem}/infer", infer_endpoint, methods=METHODS) for stem in (VERSIONED, STEM)),
         *(Route(f"{stem}/ready", _model_ready(server)) for stem in (VERSIONED, STEM)),
@@ -119,7 +120,7 @@ async def _asked(request: Request, body: bytes) -> tuple[Asked, Wish]:
 
 
 async def _answer(server: Server, asked: Asked, wish: Wish) -> Response:
-    answered = await server.degrading.answered(lambda: infer(server.catalogue, asked))
+    answered = await server.answered(lambda: infer(server.catalogue, asked))
     size = sum(tensor.values.nbytes for tensor in answered.outputs)
     content, head = await _aside(size, lambda: v2.written(answered, wish))
     if head is None:

@@ -50,11 +50,13 @@ class Kind(IntEnum):
     GENERATE = 5
     CANCEL = 6
     PIECES = 7
+    OPEN = 8
+    CLOSE = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message; `number` ties an answer to its question, and READY and PIECES to the place of their model."""
+    """One message; `number` ties an answer to its question, and READY, OPEN and PIECES to their model."""
 
     kind: Kind
     number: int

@@ -87,7 +87,7 @@ class Writer:
 
     def at_work(self) -> AbstractAsyncContextManager[object]:
         """The engine process is all that is needed; it learns here what one sequence may hold."""
-        self.prompts = self.prompts.within(self._supervisor.holds[self._model])
+        self.prompts = self.prompts.within(self._supervisor.opened[self._model].holds)
         return contextlib.nullcontext()
 
     async def looked(self, images: Sequence[Upload]) -> list[Patches]:
