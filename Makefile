@@ -12,7 +12,7 @@ CLIENTS = tritonclient==2.73.0
 # Looks at the server from outside, with an environment of its own: it wants other packages than the tests pin.
 CONFORMANCE = schemathesis==4.32.5
 
-.PHONY: demo test conformance lint bench bench-gpu bench-serving accuracy golden dashboards clean
+.PHONY: demo test conformance lint bench bench-gpu bench-serving soak accuracy golden dashboards clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
@@ -41,6 +41,9 @@ bench-gpu: .venv/ready
 # Needs wrk (apt-get install wrk) and a quiet machine.
 bench-serving: .venv/ready
 	.venv/bin/python examples/bench_serving.py $(OPTIONS)
+
+soak: .venv/ready
+	.venv/bin/python examples/soak.py $(OPTIONS)
 
 accuracy: .venv/ready
 	PYTHONPATH=tests/models .venv/bin/python examples/accuracy.py

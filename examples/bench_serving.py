@@ -176,6 +176,11 @@ class Served:
         self._pids = (self._process.pid, engine)
         return self
 
+    @property
+    def pid(self) -> int:
+        """The front's process."""
+        return self._process.pid
+
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(30)

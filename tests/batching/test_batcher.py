@@ -462,6 +462,41 @@ def test_a_full_queue_says_how_long_what_waits_takes() -> None:
     run(scenario)
 
 
+def test_who_would_wait_in_vain_is_refused_at_once_and_who_goes_before_is_not() -> None:
+    """A row takes a second, and two wait."""
+    now = 0.0
+
+    async def scenario() -> None:
+        nonlocal now
+        gate = Gate()
+        async with Batcher(gate, BatchPolicy(max_rows=1), clock=lambda: now) as batcher:
+            tasks = [asyncio.create_task(batcher.submit([1], [1], deadline=0.5))]
+            await settle()
+            now = 1.0
+            gate.open.set()
+            assert await tasks.pop() == [10]
+            gate.open.clear()
+            # One runs, one is with the engine and ready, two wait.
+            tasks = [ask(batcher, row) for row in (2, 3, 4, 5)]
+            await settle()
+            now = 1.6
+            batcher._changed.set()
+            await settle()
+            assert batcher.waiting == 2
+            with pytest.raises(
+                Overloaded, match=r"what goes before takes about 3\.4 s, and the request has 2\.5 s"
+            ) as refused:
+                await batcher.submit([6], [1], deadline=now + 2.5)
+            assert refused.value.retry_s == pytest.approx(1.525)
+            tasks.append(asyncio.create_task(batcher.submit([7], [1], deadline=now + 2.5, later_s=-5)))
+            tasks.append(asyncio.create_task(batcher.submit([8], [1], deadline=now + 9)))
+            await settle()
+            gate.open.set()
+            assert await asyncio.gather(*tasks) == [[20], [30], [40], [50], [70], [80]]
+
+    run(scenario)
+
+
 def test_the_pace_is_that_of_the_last_batches() -> None:
     pace = Pace()
     assert pace.seconds_for(3) is None

@@ -30,6 +30,10 @@ leaves meanwhile is not run.
 """
 
 
+IN_TIME = 0.75
+"""Whoever is expected to wait for more of the time that it has is refused: what is expected is off by as much."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered(Generic[Out]):
     """The results of a batch's rows, in their order.
@@ -89,6 +93,10 @@ class _Flight:
     @property
     def end(self) -> float:
         return inf if self.began is None else self.began + self.seconds
+
+    def left_s(self, now: float) -> float:
+        """Seconds until it ends, from when it runs; one that takes longer than expected may end any time."""
+        return self.seconds if self.began is None else max(0.0, self.end - now)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,12 +206,14 @@ class Batcher(Generic[In, Out]):
 
         They stand in the queue as though they had come so many seconds later, or, where that is negative, sooner: so
         some go before others, and nobody is passed by those who come more than that after them. By the `deadline`, on
-        the batcher's clock, nobody waits any more. `told` hears of each row's times before its result is here.
+        the batcher's clock, nobody waits any more, and who could only be answered later is refused. `told` hears of
+        each row's times before its result is here.
         """
         if (longest := max(lengths, default=0)) > self._policy.max_cells:
             raise InputError(f"a row has {longest} tokens; a batch holds {self._policy.max_cells}")
         self._admit(len(lengths), sum(lengths))
         now = self._clock()
+        self._refuse_late(now + later_s, now, deadline)
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request: _Request[In, Out] = _Request(
             rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told
@@ -265,6 +275,24 @@ class Batcher(Generic[In, Out]):
         if not self._has_room(rows, tokens, share):
             there, held = self._rows + self._expected_rows, self._tokens + self._expected_tokens
             raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
+
+    def _refuse_late(self, place: float, now: float, deadline: float) -> None:
+        """Refuse at once who would wait in vain: whoever goes before takes longer than there is time left.
+
+        By the pace of late or by the costs, whichever promises more.
+        """
+        ahead = self._queue[: bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)]
+        pace_s = self._pace.seconds_for(sum(len(waiting.rows) for waiting in ahead))
+        if pace_s is None or not self.costs.known:
+            return
+        flying_s = sum(flight.left_s(now) for flight in self._flying.values() if flight.seconds < inf)
+        queued_s = min(pace_s, sum(waiting.unit.worth for waiting in ahead) / self.lanes)
+        wait_s, left_s = queued_s + flying_s / self.lanes, max(0.0, deadline - now)
+        if wait_s > IN_TIME * left_s:
+            raise Overloaded(
+                f"what goes before takes about {wait_s:.1f} s, and the request has {left_s:.1f} s",
+                retry_s=wait_s - IN_TIME * left_s,
+            )
 
     def _has_room(self, rows: int, tokens: int, share: float) -> bool:
         there = self._rows + self._expected_rows
