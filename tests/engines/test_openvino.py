@@ -5,12 +5,16 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from alula.core.engine import Engine, Plan
-from alula.core.errors import EngineError
+from alula.core.errors import EngineError, RunError, ShapeError
 from alula.core.graph import Graph
+from alula.core.profile import Profile, Range
 from alula.engines.openvino import FILE, OpenVino, check_hint, settings
+from alula.graphs import save
 
 
 @pytest.fixture
@@ -89,3 +93,28 @@ def test_running_leaves_the_blob_as_it_was(engine: Engine) -> None:
         session.run({"input_ids": np.full((4, length), length, np.int64)})
     session.close()
     assert (engine.path / FILE).read_bytes() == before
+
+
+def test_sizes_that_the_network_does_not_take_give_nobody_anothers_answer(tmp_path: Path) -> None:
+    """Half as large and twice again is not what it was for odd sizes, where OpenVINO leaves the last call's outputs."""
+    x, y = (helper.make_tensor_value_info(name, 1, ["batch", 1, "height", 4]) for name in "xy")
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["half"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Resize", ["half", "", "scales"], ["whole"], mode="nearest"),
+        helper.make_node("Add", ["x", "whole"], ["y"]),
+    ]
+    scales = helper.make_tensor("scales", 1, [4], [1, 1, 2, 2])
+    proto = helper.make_model(
+        helper.make_graph(nodes, "odd", [x], [y], [scales]), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    graph = save(ir.from_proto(proto), tmp_path / "odd.onnx", "fp32")
+    plan = Plan(profile=Profile({"batch": Range(1, 1, 4), "height": Range(2, 8, 16)}))
+    made = OpenVino().compile(graph, plan, tmp_path / "engine")
+    with closing(OpenVino().open_lanes(made, threads=2, lanes=2)) as session:
+        even = {"x": np.random.default_rng(0).random((2, 1, 8, 4)).astype(np.float32)}
+        wanted = session.run(even)["y"]
+        for height in (5, 7, 9):
+            with pytest.raises((ShapeError, RunError)):
+                session.run({"x": np.zeros((2, 1, height, 4), np.float32)})
+            for _ in range(4):
+                np.testing.assert_array_equal(session.run(even)["y"], wanted)

@@ -85,6 +85,20 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
         callers.read(file, "", Caller())
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        (";;", "no key in it; expected NAME KEY"),
+        ("# nothing", "no key in it; expected NAME KEY"),
+        ("ann K1SECRETXX;bob K1SECRETXX admin", "'ann' and 'bob' have the same key"),
+    ],
+)
+def test_keys_that_hold_nothing_or_are_two_peoples_are_refused(variable: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        callers.read(None, variable, Caller())
+    assert "K1SECRETXX" not in str(refused.value)
+
+
 def test_so_many_requests_of_a_key_are_in_flight_at_once() -> None:
     turnstile, bob, ann = Turnstile(), Caller(name="bob", at_once=2), Caller(name="ann", at_once=1)
     with turnstile.passed(bob), turnstile.passed(ann):

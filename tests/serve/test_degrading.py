@@ -8,8 +8,10 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -20,7 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Running, metric, wait_until
 
+from alula.serve.catalogue import Served
 from alula.serve.course import NO_MEMORY_S, WELL_S, Course, Signs
+from alula.serve.degrading import Degrading
+from alula.serve.supervisor import Supervisor
 
 ENTER_S = 4.0
 MODEL = "tiny/embeddings"
@@ -209,3 +214,25 @@ def test_without_degrading_requests_are_refused_instead(both: tuple[Path, Path],
 def test_a_fallback_of_another_checkpoint_is_refused_by_name(bundles: dict[str, Path]) -> None:
     said = served.refused([bundles["embeddings"]], fallback=[str(bundles["reranking"])])
     assert "is of tiny/reranking (reranking) and stands in for no served model" in said
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a catalogue knows of a model that reads lines."""
+
+    name: str = "lines"
+
+
+@dataclass(frozen=True)
+class Chats:
+    """... and of one that chats about pages, too."""
+
+    name: str = "pages"
+
+
+def test_what_only_reads_lines_does_not_stand_in_where_a_model_is_to_chat() -> None:
+    own, beside = (cast("Supervisor", SimpleNamespace(state=state)) for state in ("away", "ready"))
+    degrading = Degrading(own, enter_s=1.0)
+    degrading.begin(beside, {"pages": cast("Served", Reads())})
+    asked = cast("Served", Chats())
+    assert degrading.instead(asked, Chats) is asked

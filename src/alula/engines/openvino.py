@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ import openvino as ov
 
 from alula.core.decoding import Room
 from alula.core.engine import Engine, Plan
-from alula.core.errors import CompileError, EngineError, RunError
+from alula.core.errors import CompileError, EngineError, RunError, ShapeError
 from alula.core.graph import Graph
 from alula.core.machine import cpu_features
 from alula.core.profile import Profile, admit
@@ -131,20 +131,31 @@ class OpenVino:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         blob = ov.Tensor(np.frombuffer(mapped, np.uint8), shared_memory=True)
+
+        def load() -> ov.CompiledModel:
+            return ov.Core().import_model(blob, DEVICE, dict(chosen))
+
         try:
-            compiled = ov.Core().import_model(blob, DEVICE, dict(chosen))
+            compiled = load()
             check_hint(_hint(compiled))
         except RuntimeError as error:
             raise EngineError(
                 f"openvino cannot load {path}: {said(error)}; build the engine again"
             ) from error
-        return OpenVinoSession(engine, compiled, mapped, int(str(chosen["NUM_STREAMS"])))
+        return OpenVinoSession(engine, compiled, load, mapped, int(str(chosen["NUM_STREAMS"])))
 
 
 class OpenVinoSession:
     """A compiled model, an infer request for each lane, and the mapped file its weights lie in."""
 
-    def __init__(self, engine: Engine, compiled: ov.CompiledModel, mapped: mmap.mmap, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        compiled: ov.CompiledModel,
+        load: Callable[[], ov.CompiledModel],
+        mapped: mmap.mmap,
+        lanes: int = 1,
+    ) -> None:
         self.inputs = engine.inputs
         self.outputs = engine.outputs
         self.lanes = lanes
@@ -152,6 +163,7 @@ class OpenVinoSession:
         self._profile = engine.plan.profile
         self._compiled: ov.CompiledModel | None = compiled
         self._requests: list[ov.InferRequest] | None = [compiled.create_infer_request() for _ in range(lanes)]
+        self._load: Callable[[], ov.CompiledModel] | None = load
         self._mapped: mmap.mmap | None = mapped
 
     def run(self, feeds: Feeds) -> Feeds:
@@ -163,15 +175,33 @@ class OpenVinoSession:
         requests = self._requests
         if requests is None:
             raise RunError("session is closed")
-        admit(self.inputs, self._profile, feeds)
+        sizes = admit(self.inputs, self._profile, feeds)
         request = requests.pop()
         try:
             request.infer(dict(feeds), share_inputs=True, share_outputs=True)
-            return {name: request.get_tensor(name).data.copy() for name in names}
+            found = {name: request.get_tensor(name).data for name in names}
+            self._refuse_others(found, sizes)
+            return {name: array.copy() for name, array in found.items()}
         except RuntimeError as error:
+            self._renew()
             raise RunError(f"openvino failed: {said(error)}") from error
         finally:
             requests.append(request)
+
+    def _renew(self) -> None:
+        """Begin anew behind a call that failed: what it left in its lane has calls fail that are well."""
+        if self._load is not None:
+            compiled = self._load()
+            self._compiled = compiled
+            self._requests = [compiled.create_infer_request() for _ in range(self.lanes)]
+
+    def _refuse_others(self, found: Feeds, sizes: Mapping[str, int]) -> None:
+        """Sizes that a network does not take need not fail: then the outputs are still those of the call before."""
+        for spec in self.outputs:
+            known = all(axis in sizes for axis in spec.shape if isinstance(axis, str))
+            if spec.name in found and known and found[spec.name].shape != spec.sized(sizes):
+                asked = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+                raise ShapeError(f"the network does not take {asked}, though each is within its range")
 
     def counted(self) -> dict[str, int]:
         """Microseconds of each layer that ran, the mean over all calls so far, where the counters are on."""
@@ -189,7 +219,7 @@ class OpenVinoSession:
 
     def close(self) -> None:
         """Release model and memory."""
-        self._requests = self._compiled = self._mapped = None
+        self._requests = self._compiled = self._load = self._mapped = None
 
 
 def lanes_within(threads: int) -> int:

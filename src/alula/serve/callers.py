@@ -90,10 +90,20 @@ def read(file: Path | None, variable: str, anybody: Caller) -> Callers:
         found += parsed(lines, str(file), anybody)
         if not found:
             raise InputError(f"{file}: no key in it; expected lines of NAME KEY")
-    found += parsed(variable.split(";"), VARIABLE, anybody)
+    of_variable = parsed(variable.split(";"), VARIABLE, anybody)
+    if variable and not of_variable:
+        raise InputError(f"{VARIABLE}: no key in it; expected NAME KEY, several with ; between them")
+    found += of_variable
     names = [caller.name for _, caller in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"two keys have the name {twice[0]!r}; expected a name for each")
+    owners: dict[bytes, str] = {}
+    for digest, caller in found:
+        if digest in owners:
+            raise InputError(
+                f"{owners[digest]!r} and {caller.name!r} have the same key; expected one for each"
+            )
+        owners[digest] = caller.name
     return Callers(keys=tuple(found), anybody=anybody)
 
 

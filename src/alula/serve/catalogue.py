@@ -54,7 +54,7 @@ class Served(Protocol):
 S = TypeVar("S", bound=Served)
 
 
-def itself(service: Served) -> Served:
+def itself(service: Served, kind: type[object]) -> Served:
     """Nobody else answers for it."""
     return service
 
@@ -67,12 +67,13 @@ def _nobody_asks(service: Served) -> None:
 class Catalogue:
     """Every service, in the order the bundles were named.
 
-    `taken` is told of each one that a request is for, and `instead` says who answers for it at the moment.
+    `taken` is told of each one that a request is for, and `instead` says who answers for it at the moment,
+    if that is a service of the kind that is needed.
     """
 
     services: tuple[Served, ...]
     taken: Callable[[Served], None] = _nobody_asks
-    instead: Callable[[Served], Served] = itself
+    instead: Callable[[Served, type[object]], Served] = itself
 
     def __post_init__(self) -> None:
         names = [service.name for service in self.services]
@@ -84,17 +85,17 @@ class Catalogue:
 
     def pick(self, kind: type[S], tasks: tuple[str, ...], model: str | None) -> S:
         """As `doing`, where one kind of service does all of the tasks."""
-        service = self.doing(tasks, model)
+        service = self.doing(tasks, model, kind)
         assert isinstance(service, kind), f"{service.spec.task} is done by {type(service).__name__}"
         return service
 
-    def doing(self, tasks: tuple[str, ...], model: str | None) -> Served:
-        """The named model, or the first one that does one of the tasks; or who answers for it."""
+    def doing(self, tasks: tuple[str, ...], model: str | None, kind: type[object] = object) -> Served:
+        """The named model, or the first one that does one of the tasks; or who answers for it, if of this kind."""
         wanted = " or ".join(tasks)
         if model is None:
             for service in self.services:
                 if service.spec.task in tasks:
-                    return self.take(service)
+                    return self.take(service, kind)
             raise Refused(f"no model here does {wanted}; served: {self._served()}", status=404)
         service = self.named(model)
         if service.spec.task not in tasks:
@@ -102,12 +103,12 @@ class Catalogue:
                 f"model {model!r} does {service.spec.task}, not {wanted}; served: {self._served()}",
                 status=400,
             )
-        return self.take(service)
+        return self.take(service, kind)
 
-    def take(self, service: Served) -> Served:
+    def take(self, service: Served, kind: type[object] = object) -> Served:
         """Who answers a request that is for this service: itself, or what stands in for it."""
         self.taken(service)
-        return self.instead(service)
+        return self.instead(service, kind)
 
     def named(self, model: str) -> Served:
         """The model with this name, or whose bundle lies in a folder of this name."""

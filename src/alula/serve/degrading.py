@@ -66,10 +66,13 @@ class Degrading:
         found = {name: self._look(services[name]) for name in self._substitutes if name in services}
         return {name: reason for name, reason in found.items() if reason}
 
-    def instead(self, service: Served) -> Served:
-        """Who answers a request for a model: itself, or what stands in for it, and then the record says so."""
+    def instead(self, service: Served, kind: type[object]) -> Served:
+        """Who answers a request for a model: itself, or what stands in for it, and then the record says so.
+
+        What reads lines stands in for a model that reads pages, and not where that is to chat: not of the `kind`.
+        """
         substitute = self._substitutes.get(service.name)
-        if substitute is None or not self.possible:
+        if not isinstance(substitute, kind) or substitute is None or not self.possible:
             return service
         if substitute.spec.task == service.spec.task and substitute.spec.digest != service.spec.digest:
             return service  # of another checkpoint, by which the served one was replaced

@@ -96,7 +96,7 @@ class Models:
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: set[Standing] = set()
-        self.instead: Callable[[Served], Served] = itself
+        self.instead: Callable[[Served, type[object]], Served] = itself
         self.catalogue = self._catalogue(())
         if repository.folder is not None:
             supervisor.replaced = self._replaced

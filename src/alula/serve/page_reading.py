@@ -158,7 +158,7 @@ def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writ
 
 def _now(catalogue: Catalogue, writer: Writer) -> Writer | LineReader:
     """The model, or what stands in for it where it cannot answer; that need not do more than read lines."""
-    answering = catalogue.instead(writer)
+    answering = catalogue.instead(writer, object)
     assert isinstance(answering, Writer | LineReader), f"{answering.name} reads no pages"
     return answering
 
