@@ -33,6 +33,7 @@ from alula.core.engine import Session
 from alula.core.machine import cpu_name, usable_cores
 from alula.core.tensor import Feeds
 from alula.engines import backend
+from alula.exposition import Reading
 
 LUA = Path(__file__).with_name("serving_load.lua")
 FIXED = Path(__file__).with_name("fixed_window.py")
@@ -215,12 +216,9 @@ class Served:
 
     def _tokens(self) -> tuple[float, float]:
         with urllib.request.urlopen(f"{self.url}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        totals = {
-            name: sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
-            for name in ("alula_tokens_total", "alula_batch_cells_total")
-        }
-        return totals["alula_tokens_total"], totals["alula_batch_cells_total"]
+            reading = Reading.parse(answer.read().decode(), time.monotonic())
+        tokens, cells = (reading.value(f"alula_{name}_total") or 0.0 for name in ("tokens", "batch_cells"))
+        return tokens, cells
 
 
 def texts(tokenizer: Path) -> list[str]:

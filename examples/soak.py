@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -26,6 +25,8 @@ from typing import Any
 import numpy as np
 from bench_serving import Served, built, texts
 from numpy.typing import NDArray
+
+from alula.serve.memory import resident_bytes
 
 CLIENTS = 32
 """In a closed loop, whose pace is what the server can take."""
@@ -190,11 +191,8 @@ class Soak:
 
 async def memory(pids: Sequence[int], into: list[float]) -> None:
     """MiB of the processes together, until cancelled."""
-    page = os.sysconf("SC_PAGE_SIZE")
     while True:
-        into.append(
-            sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page for pid in pids) / 2**20
-        )
+        into.append(sum(map(resident_bytes, pids)) / 2**20)
         await asyncio.sleep(SAMPLE_S)
 
 

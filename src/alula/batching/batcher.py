@@ -230,7 +230,7 @@ class Batcher(Generic[In, Out]):
     def _enqueue(self, request: _Request[In, Out], place: float, deadline: float) -> None:
         policy = self._policy
         padded = [policy.padded(length) for length in request.lengths]
-        at = bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)
+        at = self._behind(place)
         self._queue[at:at] = [
             _Waiting(
                 request,
@@ -249,6 +249,10 @@ class Batcher(Generic[In, Out]):
         self._tokens += sum(request.lengths)
         if not self._flying or len(padded) == self._rows:
             self._changed.set()
+
+    def _behind(self, place: float) -> int:
+        """Where in the queue a request of this place stands: behind all that go before it."""
+        return bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)
 
     def _drop_answered(self) -> None:
         """Let go of rows whose request nobody waits for any more, or that has failed."""
@@ -281,13 +285,18 @@ class Batcher(Generic[In, Out]):
 
         By the pace of late or by the costs, whichever promises more.
         """
-        ahead = self._queue[: bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)]
-        pace_s = self._pace.seconds_for(sum(len(waiting.rows) for waiting in ahead))
-        if pace_s is None or not self.costs.known:
+        left_s, all_s = max(0.0, deadline - now), self.wait_s()
+        if all_s is None or not self.costs.known:
             return
         flying_s = sum(flight.left_s(now) for flight in self._flying.values() if flight.seconds < inf)
-        queued_s = min(pace_s, sum(waiting.unit.worth for waiting in ahead) / self.lanes)
-        wait_s, left_s = queued_s + flying_s / self.lanes, max(0.0, deadline - now)
+        if all_s + flying_s / self.lanes <= IN_TIME * left_s:
+            return  # all who wait take no longer, so who goes before need not be added up
+        ahead = self._queue[: self._behind(place)]
+        pace_s = self._pace.seconds_for(sum(len(waiting.rows) for waiting in ahead))
+        assert pace_s is not None, "a pace is known"
+        wait_s = (
+            min(pace_s, sum(waiting.unit.worth for waiting in ahead) / self.lanes) + flying_s / self.lanes
+        )
         if wait_s > IN_TIME * left_s:
             raise Overloaded(
                 f"what goes before takes about {wait_s:.1f} s, and the request has {left_s:.1f} s",

@@ -142,18 +142,17 @@ class OpenVino:
             raise EngineError(
                 f"openvino cannot load {path}: {said(error)}; build the engine again"
             ) from error
-        return OpenVinoSession(engine, compiled, load, mapped, int(str(chosen["NUM_STREAMS"])))
+        return OpenVinoSession(engine, compiled, load, int(str(chosen["NUM_STREAMS"])))
 
 
 class OpenVinoSession:
-    """A compiled model, an infer request for each lane, and the mapped file its weights lie in."""
+    """A compiled model, an infer request for each lane, and what loads it again from the mapped file of its weights."""
 
     def __init__(
         self,
         engine: Engine,
         compiled: ov.CompiledModel,
         load: Callable[[], ov.CompiledModel],
-        mapped: mmap.mmap,
         lanes: int = 1,
     ) -> None:
         self.inputs = engine.inputs
@@ -161,10 +160,10 @@ class OpenVinoSession:
         self.lanes = lanes
         self._names = [spec.name for spec in engine.outputs]
         self._profile = engine.plan.profile
-        self._compiled: ov.CompiledModel | None = compiled
-        self._requests: list[ov.InferRequest] | None = [compiled.create_infer_request() for _ in range(lanes)]
+        self._compiled: ov.CompiledModel | None = None
+        self._requests: list[ov.InferRequest] | None = None
         self._load: Callable[[], ov.CompiledModel] | None = load
-        self._mapped: mmap.mmap | None = mapped
+        self._begin(compiled)
 
     def run(self, feeds: Feeds) -> Feeds:
         """Run once; inputs are read in place where they are contiguous, outputs are copies."""
@@ -183,17 +182,16 @@ class OpenVinoSession:
             self._refuse_others(found, sizes)
             return {name: array.copy() for name, array in found.items()}
         except RuntimeError as error:
-            self._renew()
+            if self._load is not None:
+                # What the call left in its lane would have calls fail that are well.
+                self._begin(self._load())
             raise RunError(f"openvino failed: {said(error)}") from error
         finally:
             requests.append(request)
 
-    def _renew(self) -> None:
-        """Begin anew behind a call that failed: what it left in its lane has calls fail that are well."""
-        if self._load is not None:
-            compiled = self._load()
-            self._compiled = compiled
-            self._requests = [compiled.create_infer_request() for _ in range(self.lanes)]
+    def _begin(self, compiled: ov.CompiledModel) -> None:
+        self._compiled = compiled
+        self._requests = [compiled.create_infer_request() for _ in range(self.lanes)]
 
     def _refuse_others(self, found: Feeds, sizes: Mapping[str, int]) -> None:
         """Sizes that a network does not take need not fail: then the outputs are still those of the call before."""
@@ -219,7 +217,7 @@ class OpenVinoSession:
 
     def close(self) -> None:
         """Release model and memory."""
-        self._requests = self._compiled = self._load = self._mapped = None
+        self._requests = self._compiled = self._load = None
 
 
 def lanes_within(threads: int) -> int:

@@ -72,7 +72,7 @@ class Degrading:
         What reads lines stands in for a model that reads pages, and not where that is to chat: not of the `kind`.
         """
         substitute = self._substitutes.get(service.name)
-        if not isinstance(substitute, kind) or substitute is None or not self.possible:
+        if substitute is None or not isinstance(substitute, kind) or not self.possible:
             return service
         if substitute.spec.task == service.spec.task and substitute.spec.digest != service.spec.digest:
             return service  # of another checkpoint, by which the served one was replaced

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alula.bundles.folder import MANIFEST
 from alula.serve.errors import Refused
 from alula.serve.named import Named
-
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
