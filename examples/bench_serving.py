@@ -221,12 +221,15 @@ class Served:
         return tokens, cells
 
 
-def texts(tokenizer: Path) -> list[str]:
-    """Texts of 8 to 256 tokens: half of them below 30, one in a hundred above 190. Words are tokens of their own."""
+def texts(tokenizer: Path, longest: int = 256) -> list[str]:
+    """Texts of 8 to 256 tokens: half of them below 30, one in a hundred above 190. Words are tokens of their own.
+
+    Those that would be longer than `longest` are as long as that.
+    """
     vocabulary = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
     words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 2]
     draws = random.Random(7)
-    lengths = [min(256, max(8, round(draws.lognormvariate(math.log(29), 0.85)))) for _ in range(TEXTS)]
+    lengths = [min(longest, max(8, round(draws.lognormvariate(math.log(29), 0.85)))) for _ in range(TEXTS)]
     return [" ".join(draws.choice(words) for _ in range(length - 2)) for length in lengths]
 
 
