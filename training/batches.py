@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,17 +18,14 @@ from alula.codecs.places import places_of
 from training.fonts import Fonts
 from training.layouts import SHARES
 from training.render import LARGE, MEDIUM, SMALL, Page, Shape, drawn, render, stretched
-from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, TAGS, USER, build
+from training.sights import CELL, sights_of
+from training.tokenizer import ASSISTANT, BEGIN, IMAGE, IMAGE_BEGIN, IMAGE_END, PAD, SYSTEM, USER, build
 
-CELL = 32
-"""Pixels of a page, across and down, that become one token of the language model."""
 SLOTS = 8
 """So many places of a cell have their characters named by what trains the vision part beside the answers."""
 _SLOT_DOWN, _SLOT_ACROSS = 16, 8
 _WITHOUT_SYSTEM = 0.15
 _MULTIPLE = 32
-_PIECES = re.compile(r"</?t\w+>|\(\d+,\d+\),\(\d+,\d+\)|.", re.DOTALL)
-_FILLED = re.compile("<td>[^<]")
 _AHEAD = 4
 
 
@@ -273,32 +269,6 @@ class Span:
 
     first: int
     steps: int | None
-
-
-def sights_of(page: Page) -> list[tuple[int, int]]:
-    """Of every token of the answer that stands on the page as it is said, its number and the square it is in.
-
-    Squares are counted with those that end a row. Fields are said in an order of their own, and are left out.
-    """
-    if page.task == "fields":
-        return []
-    width, height = page.shape
-    lines = list(page.lines)
-    if page.task == "table":
-        lines = lines[len(lines) - len(_FILLED.findall(page.answer)) :]
-    written = [
-        (character, int(y) // CELL * (width // CELL + 1) + int(x) // CELL)
-        for line in lines
-        for character, (x, y) in zip(line.text, line.middles, strict=True)
-        if 0 <= x < width and 0 <= y < height
-    ]
-    found, number, token = [], 0, 0
-    for piece in _PIECES.findall(page.answer):
-        if len(piece) == 1 and number < len(written) and written[number][0] == piece:
-            found.append((token, written[number][1]))
-            number += 1
-        token += 1 if piece in TAGS else len(piece)
-    return found
 
 
 class _Pages(Dataset[Batch]):

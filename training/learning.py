@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.batches import CELL, SLOTS, Batch
+from training.batches import SLOTS, Batch
 from training.canvas import INK, PAPER
 from training.model import Watched, normalised, read, see
+from training.sights import CELL
 from training.wear import chosen, worn
 
 _COUNTED = (torch.int16, torch.int32)

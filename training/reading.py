@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from alula.codecs.places import places_of
-from training.batches import CELL, prompt_ids
+from training.batches import prompt_ids
 from training.learning import embedded, pixels_of
 from training.model import Past, read, see, step
 from training.render import Page
+from training.sights import CELL
 from training.tokenizer import ASSISTANT, DONE, PAD, build, id_of
 
 

@@ -9,13 +9,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from training.batches import CELL, SLOTS, Plan, cells_of, joined, sights_of
+from training.batches import SLOTS, Plan, cells_of, joined
 from training.canvas import PAPER, Canvas
 from training.characters import ALPHABET
 from training.fonts import FACES, Fonts
 from training.layouts import LAYOUTS, said
 from training.prompts import FIELDS, PROMPTS
 from training.render import LARGE, SMALL, Page, coloured, described, render
+from training.sights import CELL, sights_of
 from training.tokenizer import IMAGE, IMAGE_BEGIN, PAD, build
 from training.words import Writer
 
@@ -127,9 +128,7 @@ def test_where_to_look_is_known_of_all_that_is_said_as_it_stands(pages: list[Pag
         singles = {token: character for character in ALPHABET for token in tokenizer.encode(character).tokens}
         sights = sights_of(page)
         said_there = "".join(singles[tokens[token]] for token, _ in sights)
-        if page.task == "fields":
-            assert not sights
-        else:
+        if page.task != "fields":
             seen.add(page.task)
             assert said_there in "".join(line.text for line in page.lines)
             written = sum(len(line.text) for line in page.lines)
@@ -145,6 +144,41 @@ def test_where_to_look_is_known_of_all_that_is_said_as_it_stands(pages: list[Pag
         tokenizer.token_to_id(IMAGE_BEGIN),
         tokenizer.token_to_id(IMAGE),
     ]
+
+
+def test_where_to_look_for_fields_is_where_their_names_and_values_stand(fonts: Path) -> None:
+    opened, missing, apart = Fonts.open(fonts, held=False), 0, 0
+    for number in range(40):
+        page = render(number, seed=9, fonts=opened, shape=LARGE[number % 7], shares={"fields": 1})
+        across = page.shape[0] // CELL + 1
+        squares = dict(sights_of(page))
+        at = 1
+        for key, value in json.loads(page.answer).items():
+            rows = {line.row for line in page.lines if re.match(f"{key} ?[:：]", line.text, re.IGNORECASE)}
+            here = [line for line in page.lines if line.row in rows]
+            there = [
+                (letter.lower(), int(y) // CELL * across + int(x) // CELL)
+                for line in here
+                for letter, (x, y) in zip(line.text, line.middles, strict=True)
+            ]
+            named = [(page.answer[token], squares.get(token)) for token in range(at + 1, at + 1 + len(key))]
+            start = at + len(key) + 5
+            valued = [
+                (page.answer[token].lower(), squares.get(token)) for token in range(start, start + len(value))
+            ]
+            assert "".join(letter for letter, _ in named) == key
+            if here:
+                assert named == there[: len(key)]
+                assert valued == there[len(there) - len(value) :]
+            else:
+                assert not value
+                assert {square for _, square in named} == {None}
+            missing, apart = missing + (not here), apart + (len(here) == 2)
+            at = start + len(value) + 3
+        assert at == len(page.answer) + 1
+        assert not set(squares) - {at for at, letter in enumerate(page.answer) if letter not in '{"}'}
+    assert missing
+    assert apart
 
 
 def test_batches_follow_their_number_and_how_far_the_training_is(fonts: Path) -> None:
