@@ -119,7 +119,7 @@ class Prompts:
         if not prompt:
             raise InputError("the prompt is empty, expected a text")
         if isinstance(prompt, str):
-            return self._request(self.codec.prompt(prompt), body, images)
+            return self._request(self.codec.prompt(prompt, most=self.positions), body, images)
         return self._request(self.codec.encode_ids(prompt, truncate=False).ids, body, images)
 
     def look(
@@ -167,7 +167,7 @@ class Prompts:
 
     def rendered(self, text: str, body: Mapping[str, Any], images: Sequence[Seen] = ()) -> Request:
         """A request to answer a conversation that is rendered."""
-        return self._request(self.codec.prompt(text, rendered=True), body, images)
+        return self._request(self.codec.prompt(text, rendered=True, most=self.positions), body, images)
 
     def _opened(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation as Tencent's own client of HunyuanOCR begins it, with a system message that may be empty."""

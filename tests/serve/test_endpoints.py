@@ -414,3 +414,16 @@ def test_a_wrong_method_names_the_right_one(server: Running) -> None:
     response = server.client.get("/embed")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert response.json()["error"] == "/embed takes POST, not GET"
+
+
+def test_more_text_than_all_tokens_of_it_may_be_told_is_refused(server: Running) -> None:
+    answer = server.post("/tokenize", {"inputs": ["a " * 200_000, "b " * 100_000]})
+    assert answer.status_code == 413
+    assert "600000 characters in one request; the limit is 500000" in answer.json()["error"]
+
+
+def test_a_text_of_a_megabyte_is_cut_without_being_read_whole(server: Running) -> None:
+    began = time.monotonic()
+    answer = server.post("/embed", {"inputs": ["hello " * 300_000]})
+    assert time.monotonic() - began < 1
+    assert answer.json() == server.post("/embed", {"inputs": "hello " * 100}).json()

@@ -26,8 +26,8 @@ class Row:
 
     `offsets` are code points of the text a token comes from, `sources` says which text that is (0, 1 or
     `SPECIAL`), `words` numbers its words. All three are empty for rows made from bare ids.
-    `given` counts the tokens before anything was cut off. `unpooled` asks for the states of the tokens, too, of a model
-    that gives them.
+    `given` counts the tokens before anything was cut off, of a long text those that were read. `unpooled` asks for the
+    states of the tokens, too, of a model that gives them.
     """
 
     ids: tuple[int, ...]

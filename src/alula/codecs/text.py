@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
+from alula.codecs.beginnings import Read, lengths_to_read, suffices
 from alula.codecs.lengths import Cut, cut_first, cut_longest, cut_second
 from alula.codecs.rows import SPECIAL, Row, collate
 from alula.core.errors import InputError
@@ -87,15 +88,14 @@ class TextCodec:
 
     def encode(self, text: str, *, truncate: bool = True, places: bool = True) -> Row:
         """One text as a row; without `places` it says of no token where it comes from, which takes less time."""
-        encoding = self._encoding(valid_text(text))
-        return self._row(encoding, cut_first, truncate, places)
+        return self._row(*self._beginning(valid_text(text)), cut_first, truncate, places)
 
     def encode_pair(
         self, first: str, second: str, *, truncate: bool = True, only_second: bool = False
     ) -> Row:
         """Two texts as one row; cuts the longer one first, or only the second (a question keeps its words)."""
-        encoding = self._encoding(valid_text(first), valid_text(second))
-        return self._row(encoding, cut_second if only_second else cut_longest, truncate)
+        read = self._beginning(valid_text(first), valid_text(second))
+        return self._row(*read, cut_second if only_second else cut_longest, truncate)
 
     def encode_ids(self, ids: Sequence[int], *, truncate: bool = True) -> Row:
         """Ids that the caller made, taken as they are."""
@@ -108,14 +108,18 @@ class TextCodec:
         self._refuse_unknown(kept)
         return Row(ids=kept, type_ids=(0,) * len(kept), given=len(ids))
 
-    def prompt(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
-        """The tokens of a text that is to be gone on with, none cut off.
+    def prompt(self, text: str, *, rendered: bool = False, most: int | None = None) -> tuple[int, ...]:
+        """The tokens of a text that is to be gone on with, none cut off; a long one of more than `most` is refused.
 
         Special tokens are added as the checkpoint has it; a chat that is `rendered` has them from its template.
         """
-        given = [valid_text(text)]
-        # One way for long and short: only the batch call sets the interpreter free.
-        ids = tuple(self._tokenizer.encode_batch(given, add_special_tokens=not rendered)[0].ids)
+        text = valid_text(text)
+        for size in lengths_to_read([text], most) if most is not None else [len(text)]:
+            # One way for long and short: only the batch call sets the interpreter free.
+            encoding = self._tokenizer.encode_batch([text[:size]], add_special_tokens=not rendered)[0]
+            if most is not None and size < len(text) and suffices(_read(encoding), [text], size, most + 1):
+                raise InputError(f"the prompt has more than {most} tokens, which is what the model takes")
+        ids = tuple(encoding.ids)
         self._refuse_unknown(ids)
         return ids
 
@@ -150,16 +154,27 @@ class TextCodec:
         """The rows as one padded batch."""
         return collate(rows, self.spec, length)
 
+    def _beginning(self, *texts: str) -> tuple[Encoding, bool]:
+        """As much of the texts as has the tokens that the model takes, and whether that is all of them."""
+        limit, longest = self.spec.max_length, max(map(len, texts))
+        for size in lengths_to_read(texts, limit) if not self._left else ():
+            encoding = self._encoding(*(text[:size] for text in texts))
+            if size < longest and suffices(_read(encoding), texts, size, limit):
+                return encoding, False
+            if size == longest:
+                return encoding, True
+        return self._encoding(*texts), True
+
     def _encoding(self, first: str, second: str | None = None) -> Encoding:
         if len(first) + len(second or "") < LONG:
             return self._tokenizer.encode(first, second)
         return self._tokenizer.encode_batch([first if second is None else (first, second)])[0]
 
-    def _row(self, encoding: Encoding, cut: Cut, truncate: bool, places: bool = True) -> Row:
+    def _row(self, encoding: Encoding, whole: bool, cut: Cut, truncate: bool, places: bool = True) -> Row:
         ids, type_ids = encoding.ids, encoding.type_ids if self._types else None
         given, limit = len(ids), self.spec.max_length
         if given > limit and not truncate:
-            raise _too_long(given, limit)
+            raise _too_long(given, limit, whole)
         sources = _sources(encoding) if places or given > limit else ()
         keep = cut(sources, limit, self._left) if given > limit else None
         row = Row(
@@ -177,6 +192,10 @@ class TextCodec:
         if ids and not 0 <= min(ids) <= max(ids) < self.spec.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.spec.vocab_size)
             raise InputError(f"token id {wrong}; the model knows 0..{self.spec.vocab_size - 1}")
+
+
+def _read(encoding: Encoding) -> Read:
+    return encoding.sequence_ids, encoding.word_ids, encoding.offsets
 
 
 def valid_text(text: str) -> str:
@@ -212,8 +231,8 @@ def _word(word: int | None) -> int:
     return SPECIAL if word is None else word
 
 
-def _too_long(given: int, limit: int) -> InputError:
-    return InputError(f"text has {given} tokens; the model takes {limit}")
+def _too_long(given: int, limit: int, whole: bool = True) -> InputError:
+    return InputError(f"text has {given} tokens{'' if whole else ' and more'}; the model takes {limit}")
 
 
 def read_config(file: Path) -> dict[str, Any]:

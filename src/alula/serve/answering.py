@@ -17,6 +17,7 @@ from alula.core.words import TEXT_TASKS
 from alula.serve import bodies, uploads
 from alula.serve.bodies import Fields, Pair
 from alula.serve.catalogue import Catalogue
+from alula.serve.errors import Refused
 from alula.serve.jsons import Numbers
 from alula.serve.pictures import READING, Uploaded
 from alula.serve.service import Service
@@ -24,6 +25,9 @@ from alula.serve.service import Service
 EMBEDDINGS = ("embeddings",)
 PREDICTIONS = ("sequence-classification", "token-classification", "question-answering")
 RERANKING = ("reranking",)
+
+MOST_CHARACTERS = 500_000
+"""Of texts whose tokens are all told: an answer has some hundred bytes for each."""
 
 BEST = 5
 """Classes of an image, where nobody says how many."""
@@ -77,9 +81,14 @@ async def tokenize(catalogue: Catalogue, fields: Fields) -> list[list[dict[str, 
     given = bodies.texts(fields.any("inputs"), "inputs")
     special = fields.get("add_special_tokens", bool, default=True)
     fields.done()
+    if (characters := _characters(given)) > MOST_CHARACTERS:
+        raise Refused(
+            f"{characters} characters in one request; the limit is {MOST_CHARACTERS}, since all tokens are answered",
+            status=413,
+        )
     return await service.read(
         len(given),
-        _characters(given),
+        characters,
         lambda: [[asdict(token) for token in service.codec.tokens(text, special=special)] for text in given],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -18,6 +17,7 @@ from alula.core.profile import Profile, pick
 from alula.core.tensor import Feeds
 from alula.core.words import TOKENS
 from alula.serve import deadlines, terms
+from alula.serve.aside import tokenized
 from alula.serve.errors import Refused
 from alula.serve.opened import Opened
 from alula.serve.opening import PART
@@ -40,9 +40,6 @@ class RunSome(Protocol):
 
 
 Observe: TypeAlias = Callable[[str, Ran], None]
-
-INLINE_CHARACTERS = 4_000
-"""Longer texts are tokenised in a thread, so that short requests do not stand behind them."""
 
 TOKENS_A_CHARACTER = 0.25
 """What is expected of texts before any was read; then what they have, of which each request makes up `LEARNED`."""
@@ -165,9 +162,7 @@ class Service(Batched[Row]):
         if count < 1:
             raise InputError("the list of inputs is empty; expected at least one")
         with self._expecting(count, "inputs", tokens):
-            if characters <= INLINE_CHARACTERS:
-                return encode()
-            return await asyncio.get_running_loop().run_in_executor(None, encode)
+            return await tokenized(characters, encode)
 
     async def _call(self, rows: list[Row]) -> Answered[Feeds]:
         feeds = fit(rows, self.spec, self._profile)

@@ -18,6 +18,7 @@ from alula.core.errors import AlulaError, EngineError, Overloaded
 from alula.generate import Piece, Request
 from alula.prompting import Prompts
 from alula.serve import terms
+from alula.serve.aside import tokenized
 from alula.serve.decoding import Decoders
 from alula.serve.errors import Refused
 from alula.serve.metrics import Metrics
@@ -37,9 +38,6 @@ MOST_SEEN_BYTES = 1 << 30
 
 ROOM_S = 0.05
 """Between two looks for room."""
-
-INLINE_CHARACTERS = 2_000
-"""Longer prompts are tokenised in a thread, so that what is streamed does not stall meanwhile."""
 
 
 class Writer:
@@ -122,9 +120,7 @@ class Writer:
 
     async def made(self, characters: int, make: Callable[[], T]) -> T:
         """What is made of so many characters, in a thread if they are many."""
-        if characters <= INLINE_CHARACTERS:
-            return make()
-        return await asyncio.get_running_loop().run_in_executor(None, make)
+        return await tokenized(characters, make)
 
     def refuse_unless_room(self, answers: int) -> None:
         """Refuse so many answers before anybody works on them: for good, or for now."""
