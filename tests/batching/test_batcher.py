@@ -506,3 +506,33 @@ def test_the_pace_is_that_of_the_last_batches() -> None:
     for _ in range(10):
         pace = pace.after(1, 1.0)
     assert 6.0 < (pace.seconds_for(8) or 0) < 8.0
+
+
+def test_who_comes_later_does_not_wait_for_all_of_a_list() -> None:
+    """A row takes a second; one of the list runs and one is with the engine when another request comes."""
+    now = 0.0
+
+    async def scenario() -> None:
+        gate = Gate()
+
+        async def second(rows: list[int]) -> Answered[int]:
+            nonlocal now
+            answered = await gate(rows)
+            now += 1.0
+            return answered
+
+        async with Batcher(second, BatchPolicy(max_rows=1), clock=lambda: now) as batcher:
+            for _ in range(9):
+                batcher.costs.learn(1, 1, 1.0, warm=True)
+            list_ = ask(batcher, *range(20))
+            await settle()
+            single = ask(batcher, 99)
+            await settle()
+            gate.open.set()
+            assert await single == [990]
+            assert not list_.done()
+            assert await list_ == [10 * row for row in range(20)]
+        assert gate.calls.index([99]) <= 8
+        assert len(gate.calls) == 21
+
+    run(scenario)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil, inf
+from math import inf
 from time import monotonic
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from alula.batching.costs import Costs
 from alula.batching.pace import Pace
-from alula.batching.policy import BatchPolicy, Unit, choose, packs, worth
+from alula.batching.policy import BatchPolicy, choose
+from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.errors import InputError, Overloaded
 
 In = TypeVar("In")
@@ -45,42 +45,6 @@ class Answered(Generic[Out]):
     results: Sequence[Out]
     seconds: float | None = None
     replayed: bool | None = None
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class _Request(Generic[In, Out]):
-    """The rows of one caller: their results as they come, and who waits for all of them."""
-
-    rows: Sequence[In]
-    lengths: Sequence[int]
-    since: float
-    reply: asyncio.Future[None]
-    results: dict[int, Out]
-    told: Told
-
-    def fail(self, error: Exception) -> None:
-        """Hand the error over; rows that have not run are worthless now and need not."""
-        if not self.reply.done():
-            self.reply.set_exception(_own(error))
-
-    def take(self, at: int, result: Out) -> None:
-        """One row is answered."""
-        self.results[at] = result
-        if len(self.results) == len(self.rows) and not self.reply.done():
-            self.reply.set_result(None)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Waiting(Generic[In, Out]):
-    """Some rows of a request that run together."""
-
-    request: _Request[In, Out]
-    rows: Sequence[int]
-    unit: Unit
-
-    @property
-    def lengths(self) -> list[int]:
-        return [self.request.lengths[at] for at in self.rows]
 
 
 @dataclass(eq=False, slots=True)
@@ -118,10 +82,6 @@ class Ran:
     profile: str = ""
 
 
-Told: TypeAlias = Callable[[float, float, float], None]
-"""Of a row that has run, or failed to: since when it waited, when its batch began, and when it ended."""
-
-
 def _ignore(*_: object) -> None:
     pass
 
@@ -146,10 +106,8 @@ class Batcher(Generic[In, Out]):
         self._observe = observe
         self._clock = clock
         self.costs = Costs()
-        self._expected_rows = self._expected_tokens = 0
         self._pace = Pace()
-        self._queue: list[_Waiting[In, Out]] = []
-        self._rows = self._tokens = 0
+        self._queue: Queue[In, Out] = Queue(policy, self.costs)
         self.lanes = 1
         self._flying: dict[asyncio.Task[None], _Flight] = {}
         self._changed = asyncio.Event()
@@ -170,11 +128,11 @@ class Batcher(Generic[In, Out]):
     @property
     def waiting(self) -> int:
         """Rows in the queue; those whose request was cancelled have left it."""
-        return self._rows
+        return self._queue.rows
 
     def wait_s(self, rows: int = 0) -> float | None:
         """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
-        return self._pace.seconds_for(self._rows + rows)
+        return self._pace.seconds_for(self._queue.rows + rows)
 
     @contextmanager
     def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
@@ -185,13 +143,8 @@ class Batcher(Generic[In, Out]):
         """
         tokens = max(tokens, rows)
         self._admit(rows, tokens, share)
-        self._expected_rows += rows
-        self._expected_tokens += tokens
-        try:
+        with self._queue.expecting(rows, tokens):
             yield
-        finally:
-            self._expected_rows -= rows
-            self._expected_tokens -= tokens
 
     async def submit(
         self,
@@ -215,54 +168,19 @@ class Batcher(Generic[In, Out]):
         now = self._clock()
         self._refuse_late(now + later_s, now, deadline)
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request: _Request[In, Out] = _Request(
+        request: Asked[In, Out] = Asked(
             rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told
         )
-        self._enqueue(request, now + later_s, deadline)
+        self._queue.add(request, now + later_s, deadline, self.lanes)
+        if not self._flying or len(rows) == self._queue.rows:
+            self._changed.set()
         try:
             await reply
         except BaseException:
             # Whoever left, or came to the end of its time, makes room at once.
-            self._drop_answered()
+            self._queue.drop_answered()
             raise
         return [request.results[at] for at in range(len(rows))]
-
-    def _enqueue(self, request: _Request[In, Out], place: float, deadline: float) -> None:
-        policy = self._policy
-        padded = [policy.padded(length) for length in request.lengths]
-        at = self._behind(place)
-        self._queue[at:at] = [
-            _Waiting(
-                request,
-                rows,
-                Unit(
-                    rows=len(rows),
-                    longest=max(padded[row] for row in rows),
-                    worth=sum(worth(padded[row], policy, self.costs) for row in rows),
-                    place=place,
-                    deadline=deadline,
-                ),
-            )
-            for rows in packs(request.lengths, policy, self.costs)
-        ]
-        self._rows += len(padded)
-        self._tokens += sum(request.lengths)
-        if not self._flying or len(padded) == self._rows:
-            self._changed.set()
-
-    def _behind(self, place: float) -> int:
-        """Where in the queue a request of this place stands: behind all that go before it."""
-        return bisect_right(self._queue, place, key=lambda waiting: waiting.unit.place)
-
-    def _drop_answered(self) -> None:
-        """Let go of rows whose request nobody waits for any more, or that has failed."""
-        self._leave({waiting for waiting in self._queue if waiting.request.reply.done()})
-
-    def _leave(self, gone: set[_Waiting[In, Out]]) -> None:
-        if gone:
-            self._queue = [waiting for waiting in self._queue if waiting not in gone]
-            self._rows -= sum(len(waiting.rows) for waiting in gone)
-            self._tokens -= sum(sum(waiting.lengths) for waiting in gone)
 
     def _admit(self, rows: int, tokens: int, share: float = 1.0) -> None:
         """Refuse for good what the queue could never hold, and for now what it has no room for."""
@@ -274,10 +192,11 @@ class Batcher(Generic[In, Out]):
             )
         if self._closing:
             raise Overloaded("the server is stopping", draining=True)
-        if not self._has_room(rows, tokens, share):
-            self._drop_answered()
-        if not self._has_room(rows, tokens, share):
-            there, held = self._rows + self._expected_rows, self._tokens + self._expected_tokens
+        if not self._queue.has_room(rows, tokens, share):
+            self._queue.drop_answered()
+        if not self._queue.has_room(rows, tokens, share):
+            queue = self._queue
+            there, held = queue.rows + queue.expected_rows, queue.tokens + queue.expected_tokens
             raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
 
     def _refuse_late(self, place: float, now: float, deadline: float) -> None:
@@ -291,7 +210,7 @@ class Batcher(Generic[In, Out]):
         flying_s = sum(flight.left_s(now) for flight in self._flying.values() if flight.seconds < inf)
         if all_s + flying_s / self.lanes <= IN_TIME * left_s:
             return  # all who wait take no longer, so who goes before need not be added up
-        ahead = self._queue[: self._behind(place)]
+        ahead = self._queue.ahead(place)
         pace_s = self._pace.seconds_for(sum(len(waiting.rows) for waiting in ahead))
         assert pace_s is not None, "a pace is known"
         wait_s = (
@@ -302,14 +221,6 @@ class Batcher(Generic[In, Out]):
                 f"what goes before takes about {wait_s:.1f} s, and the request has {left_s:.1f} s",
                 retry_s=wait_s - IN_TIME * left_s,
             )
-
-    def _has_room(self, rows: int, tokens: int, share: float) -> bool:
-        there = self._rows + self._expected_rows
-        if not there:
-            return True
-        tokens += self._tokens + self._expected_tokens
-        rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
-        return rows_fit and tokens <= self._policy.max_waiting_tokens * share
 
     async def _work(self) -> None:
         while await self._is_due():
@@ -335,12 +246,12 @@ class Batcher(Generic[In, Out]):
         """Wait until a batch is to be sent; false once closed and drained."""
         while True:
             early: float | None = None
-            self._drop_answered()
-            if not self._queue and self._closing:
+            self._queue.drop_answered()
+            if not self._queue.waiting and self._closing:
                 return False
-            if self._queue and self._idle:
+            if self._queue.waiting and self._idle:
                 return True
-            if self._queue and len(self._flying) < AHEAD * self.lanes:
+            if self._queue.waiting and len(self._flying) < AHEAD * self.lanes:
                 first = self._first_end()
                 early = first.end - EARLY * first.seconds - self._clock()
                 if -(EARLY + OVERRUN) * first.seconds < early <= 0:
@@ -353,14 +264,15 @@ class Batcher(Generic[In, Out]):
             if timer:
                 timer.cancel()
 
-    def _next(self, start: float) -> list[_Waiting[In, Out]]:
+    def _next(self, start: float) -> list[Waiting[In, Out]]:
         """The batch that is best at that time; it leaves the queue."""
-        chosen = choose([waiting.unit for waiting in self._queue], start, self._policy, self.costs)
-        batch = [self._queue[at] for at in chosen]
-        self._leave(set(batch))
+        waiting = self._queue.waiting
+        chosen = choose([each.unit for each in waiting], start, self._policy, self.costs)
+        batch = [waiting[at] for at in chosen]
+        self._queue.leave(set(batch))
         return batch
 
-    async def _run(self, batch: list[_Waiting[In, Out]], flight: _Flight) -> None:
+    async def _run(self, batch: list[Waiting[In, Out]], flight: _Flight) -> None:
         rows, longest = _shape(batch)
         places = [(waiting.request, at) for waiting in batch for at in waiting.rows]
         answered: Answered[Out] | None = None
@@ -403,14 +315,6 @@ class Batcher(Generic[In, Out]):
         self._changed.set()
 
 
-def _shape(batch: Sequence[_Waiting[In, Out]]) -> tuple[int, int]:
+def _shape(batch: Sequence[Waiting[In, Out]]) -> tuple[int, int]:
     """Rows, and the length that they are padded to."""
     return sum(waiting.unit.rows for waiting in batch), max(waiting.unit.longest for waiting in batch)
-
-
-def _own(error: Exception) -> Exception:
-    """An equal error for one waiter: a raised exception collects the traceback of whoever awaits it."""
-    own = type(error).__new__(type(error), *error.args)
-    own.__dict__.update(vars(error))
-    own.__cause__ = error
-    return own

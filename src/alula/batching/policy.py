@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
 
 from alula.batching.costs import Costs
@@ -25,6 +26,8 @@ PATIENCE = 3.0
 """The oldest is passed until it has waited so many times as long as all who wait take."""
 SHARE = 0.25
 """... or for so much of the time that it has."""
+LISTS = 2.0
+"""What runs together of one request has its turn after so many times the work of it that goes before."""
 WHOLE = 1.25
 """A request's rows stay together unless that costs so many times what they cost by length."""
 
@@ -68,7 +71,7 @@ class Unit:
     """What runs together: a row, or several rows of one request.
 
     `longest` is padded, `worth` the seconds its rows cost in good company; `place` orders those who wait, `deadline` is
-    when nobody waits for it any more.
+    when nobody waits for it any more. Until `turn` others go first: it is one of many of its request.
     """
 
     rows: int
@@ -76,6 +79,7 @@ class Unit:
     worth: float
     place: float
     deadline: float = inf
+    turn: float = -inf
 
 
 def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
@@ -83,15 +87,29 @@ def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
     return costs.row_seconds(length, policy.rows(length))
 
 
+def delays(worths: Sequence[float], lanes: int) -> list[float]:
+    """How many seconds after its request each of its units has its turn, for so many seconds of work in each.
+
+    So a list has at most one in `LISTS` of the engine's time while others wait, however long it is, and all of it while
+    nobody does; who comes later goes before what of it has no turn yet.
+    """
+    return [LISTS * before / lanes for before in accumulate(worths, initial=0.0)][: len(worths)]
+
+
 def choose(waiting: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
     """The places in `waiting`, which is in the order of `place`, of what runs next; `start` is when it does.
 
     It is the batch that is worth most per second. The oldest unit is in it, unless it came but a short while ago, as
-    long as all can be in time; where they cannot, the most urgent of those that most can be.
+    long as all can be in time; where they cannot, the most urgent of those that most can be. Those that have no turn
+    yet are looked at where nobody has.
     """
-    if not waiting:
+    due = [at for at, unit in enumerate(waiting) if unit.turn <= start] or list(range(len(waiting)))
+    return [due[at] for at in _chosen([waiting[at] for at in due[:LOOKED_AT]], start, policy, costs)]
+
+
+def _chosen(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
+    if not looked_at:
         return []
-    looked_at = waiting[:LOOKED_AT]
     slack = _slack(looked_at, start)
     if slack >= 0 and not _waits_long(looked_at, start):
         batch = _best(looked_at, range(len(looked_at)), policy, costs)

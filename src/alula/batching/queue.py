@@ -1,0 +1,143 @@
+"""Who waits in front of one engine: requests cut into what runs together, in their order, and how much that is."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Generic, TypeAlias, TypeVar
+
+from alula.batching.costs import Costs
+from alula.batching.policy import BatchPolicy, Unit, delays, packs, worth
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+Told: TypeAlias = Callable[[float, float, float], None]
+"""Of a row that has run, or failed to: since when it waited, when its batch began, and when it ended."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Asked(Generic[In, Out]):
+    """The rows of one caller: their results as they come, and who waits for all of them."""
+
+    rows: Sequence[In]
+    lengths: Sequence[int]
+    since: float
+    reply: asyncio.Future[None]
+    results: dict[int, Out]
+    told: Told
+
+    def fail(self, error: Exception) -> None:
+        """Hand the error over; rows that have not run are worthless now and need not."""
+        if not self.reply.done():
+            self.reply.set_exception(_own(error))
+
+    def take(self, at: int, result: Out) -> None:
+        """One row is answered."""
+        self.results[at] = result
+        if len(self.results) == len(self.rows) and not self.reply.done():
+            self.reply.set_result(None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Waiting(Generic[In, Out]):
+    """Some rows of a request that run together."""
+
+    request: Asked[In, Out]
+    rows: Sequence[int]
+    unit: Unit
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of its rows, before they are padded."""
+        return [self.request.lengths[at] for at in self.rows]
+
+
+class Queue(Generic[In, Out]):
+    """Those who wait, by their places. `rows` and `tokens` are what they have, and what is kept for those who come."""
+
+    def __init__(self, policy: BatchPolicy, costs: Costs) -> None:
+        self._policy = policy
+        self._costs = costs
+        self.waiting: list[Waiting[In, Out]] = []
+        self.rows = self.tokens = 0
+        self.expected_rows = self.expected_tokens = 0
+
+    @contextmanager
+    def expecting(self, rows: int, tokens: int) -> Iterator[None]:
+        """Keep a place for so many as long as this lasts."""
+        self.expected_rows += rows
+        self.expected_tokens += tokens
+        try:
+            yield
+        finally:
+            self.expected_rows -= rows
+            self.expected_tokens -= tokens
+
+    def has_room(self, rows: int, tokens: int, share: float) -> bool:
+        """Whether so many may wait, too, in so much of the queue; where nobody waits there always is."""
+        there = self.rows + self.expected_rows
+        if not there:
+            return True
+        tokens += self.tokens + self.expected_tokens
+        rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
+        return rows_fit and tokens <= self._policy.max_waiting_tokens * share
+
+    def add(self, request: Asked[In, Out], place: float, deadline: float, lanes: int) -> None:
+        """Have the rows of a request wait, as what of them runs together."""
+        cut = [
+            self._cut(request, rows, place, deadline)
+            for rows in packs(request.lengths, self._policy, self._costs)
+        ]
+        known = self._costs.known  # else work is not in seconds
+        later = delays([each.unit.worth if known else 0.0 for each in cut], lanes)
+        for each, delay_s in zip(cut, later, strict=True):
+            turn = replace(each.unit, place=place + delay_s, turn=request.since + delay_s)
+            self.waiting.insert(self.behind(turn.place), replace(each, unit=turn))
+        self.rows += len(request.lengths)
+        self.tokens += sum(request.lengths)
+
+    def _cut(
+        self, request: Asked[In, Out], rows: Sequence[int], place: float, deadline: float
+    ) -> Waiting[In, Out]:
+        policy = self._policy
+        padded = [policy.padded(request.lengths[row]) for row in rows]
+        unit = Unit(
+            rows=len(rows),
+            longest=max(padded),
+            worth=sum(worth(length, policy, self._costs) for length in padded),
+            place=place,
+            deadline=deadline,
+        )
+        return Waiting(request, rows, unit)
+
+    def behind(self, place: float) -> int:
+        """Where a request of this place stands: behind all that go before it."""
+        return bisect_right(self.waiting, place, key=lambda waiting: waiting.unit.place)
+
+    def ahead(self, place: float) -> Sequence[Waiting[In, Out]]:
+        """Those that go before a request of this place."""
+        return self.waiting[: self.behind(place)]
+
+    def drop_answered(self) -> None:
+        """Let go of rows whose request nobody waits for any more, or that has failed."""
+        self.leave({waiting for waiting in self.waiting if waiting.request.reply.done()})
+
+    def leave(self, gone: set[Waiting[In, Out]]) -> None:
+        """These wait no more."""
+        if gone:
+            self.waiting = [waiting for waiting in self.waiting if waiting not in gone]
+            self.rows -= sum(len(waiting.rows) for waiting in gone)
+            self.tokens -= sum(sum(waiting.lengths) for waiting in gone)
+
+
+def _own(error: Exception) -> Exception:
+    """An equal error for one waiter: a raised exception collects the traceback of whoever awaits it."""
+    own = type(error).__new__(type(error), *error.args)
+    own.__dict__.update(vars(error))
+    own.__cause__ = error
+    return own
