@@ -7,7 +7,7 @@ import sys
 from typing import TypeVar
 
 from alula.batching import Batcher
-from alula.batching.batcher import _Waiting
+from alula.batching.queue import Waiting
 from alula.cli import main
 from alula.serve import service
 
@@ -23,26 +23,26 @@ class FixedWindow(Batcher[In, Out]):
 
     async def _is_due(self) -> bool:
         while True:
-            self._drop_answered()
-            if self._queue and self._idle:
-                left = self._queue[0].request.since + WINDOW_S - self._clock()
-                if self._rows >= ROWS or left <= 0 or self._closing:
+            self._queue.drop_answered()
+            if self._queue.waiting and self._idle:
+                left = self._queue.waiting[0].request.since + WINDOW_S - self._clock()
+                if self._queue.rows >= ROWS or left <= 0 or self._closing:
                     return True
                 await asyncio.sleep(min(left, 0.001))
                 continue
-            if not self._queue and self._closing:
+            if not self._queue.waiting and self._closing:
                 return False
             self._changed.clear()
             await self._changed.wait()
 
-    def _next(self, start: float) -> list[_Waiting[In, Out]]:
-        batch: list[_Waiting[In, Out]] = []
-        for waiting in self._queue:
+    def _next(self, start: float) -> list[Waiting[In, Out]]:
+        batch: list[Waiting[In, Out]] = []
+        for waiting in self._queue.waiting:
             longest = max(waiting.unit.longest, *(each.unit.longest for each in batch), 1)
             if batch and len(batch) >= min(ROWS, self._policy.rows(longest)):
                 break
             batch.append(waiting)
-        self._leave(set(batch))
+        self._queue.leave(set(batch))
         return batch
 
 
