@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from itertools import accumulate, permutations
+from dataclasses import replace
+from itertools import permutations
 from math import inf
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.batching import BatchPolicy, Costs, Unit, choose, delays, packs, worth
-from alula.batching.policy import LISTS, PATIENCE, SHARE
+from alula.batching import BatchPolicy, Costs, Unit, at_once, choose, next_turn, packs, worth
+from alula.batching.policy import FREE_S, PATIENCE, SHARE
 from alula.core.errors import InputError
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -115,83 +116,23 @@ def test_all_are_served_in_the_end_and_none_after_all_who_came_much_later(
             waiting.append(unit(coming.pop(), place=now))
 
 
-def listed(count: int, length: int, came: float = 0.0, deadline: float = inf) -> list[Unit]:
-    """What a list of so many texts of one length waits as."""
-    works = [COSTS.seconds(len(pack), length) for pack in packs([length] * count, POLICY, COSTS)]
-    return [
-        Unit(
-            rows=len(pack),
-            longest=length,
-            worth=work,
-            place=came + later,
-            turn=came + later,
-            deadline=deadline,
-        )
-        for pack, work, later in zip(
-            packs([length] * count, POLICY, COSTS), works, delays(works, 1), strict=True
-        )
-    ]
+@given(works=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=40))
+def test_only_so_much_of_a_list_waits_as_one(works: list[float]) -> None:
+    count = at_once(works)
+    assert count == 1 or sum(works[:count]) <= FREE_S + 1e-9
+    assert count == len(works) or sum(works[: count + 1]) > FREE_S
 
 
-def waits_of(lists: list[Unit], singles: list[Unit]) -> tuple[list[float], float]:
-    """How long each single waited until it was done, and when all was; singles come at their places."""
-    now, waits = 0.0, []
-    waiting, coming = list(lists), sorted(singles, key=lambda each: each.place)
-    while waiting or coming:
-        if not waiting:
-            now = max(now, coming[0].place)
-        while coming and coming[0].place <= now:
-            waiting.append(coming.pop(0))
-        waiting.sort(key=lambda each: each.place)
-        batch = [waiting[at] for at in choose(waiting, now, POLICY, COSTS)]
-        now += COSTS.seconds(sum(each.rows for each in batch), max(each.longest for each in batch))
-        waits += [now - each.place for each in batch if each in singles]
-        waiting = [each for each in waiting if each not in batch]
-    return waits, now
+def test_the_next_of_a_list_has_its_turn_after_twice_the_work_of_the_last() -> None:
+    assert next_turn(5.0, 0.5, 1) == 6.0
+    assert next_turn(5.0, 0.5, 2) == 5.5
 
 
-@pytest.mark.parametrize("deadline", [inf, 30.0])
-def test_single_requests_do_not_wait_for_a_long_list(deadline: float) -> None:
-    lists = listed(512, 256, deadline=deadline)
-    singles = [unit(16, place=0.011 + 0.05 * at, deadline=0.011 + 0.05 * at + deadline) for at in range(80)]
-    alone = sum(each.worth for each in lists)
-    assert alone > 3, "a list that takes seconds"
-    waits, end = waits_of(lists, singles)
-    assert len(waits) == 80
-    assert max(waits) < 0.3
-    assert end < 1.1 * (alone + sum(COSTS.seconds(1, 16) for _ in singles))
-
-
-def test_a_list_is_served_however_many_others_come() -> None:
-    """Singles that would keep the engine busy for ever leave a list its part of the time."""
-    lists = listed(64, 256)
-    alone = sum(each.worth for each in lists)
-    work = COSTS.seconds(1, 128)
-    singles = [unit(128, place=at * work) for at in range(int(4 * alone / work))]
-    now, left, waiting, coming = 0.0, set(map(id, lists)), list(lists), singles
-    while left:
-        while coming and coming[0].place <= now:
-            waiting.append(coming.pop(0))
-        waiting.sort(key=lambda each: each.place)
-        batch = [waiting[at] for at in choose(waiting, now, POLICY, COSTS)]
-        now += COSTS.seconds(sum(each.rows for each in batch), max(each.longest for each in batch))
-        left -= set(map(id, batch))
-        waiting = [each for each in waiting if each not in batch]
-    assert now < 4 * alone
-
-
-@given(works=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=20), lanes=st.integers(1, 4))
-def test_a_list_has_its_turns_as_its_own_work_goes_on(works: list[float], lanes: int) -> None:
-    found = delays(works, lanes)
-    before = [0.0, *accumulate(works)][:-1]
-    assert found == [LISTS * each / lanes for each in before]
-
-
-def test_where_nobody_has_a_turn_all_are_looked_at() -> None:
-    lists = listed(512, 256)
-    assert choose(lists[5:], 0.0, POLICY, COSTS)
-    early = unit(8, place=9.0)
-    assert choose([*lists[5:], early], 0.0, POLICY, COSTS) == [len(lists) - 5]
+def test_who_has_no_turn_yet_is_looked_at_where_nobody_has() -> None:
+    later = [replace(unit(250), turn=inf) for _ in range(3)]
+    assert choose(later, 0.0, POLICY, COSTS)
+    assert choose([*later, unit(8, place=-0.001)], 0.0, POLICY, COSTS) == [3]
+    assert choose([*later, replace(unit(8, place=9.0), turn=9.0)], 0.0, POLICY, COSTS) != [3]
 
 
 @given(jobs=st.lists(st.tuples(st.sampled_from(LENGTHS), st.integers(1, 60)), min_size=1, max_size=5))

@@ -169,9 +169,9 @@ class Batcher(Generic[In, Out]):
         self._refuse_late(now + later_s, now, deadline)
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request: Asked[In, Out] = Asked(
-            rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told
+            rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told, later_s=later_s
         )
-        self._queue.add(request, now + later_s, deadline, self.lanes)
+        self._queue.add(request, now + later_s, deadline)
         if not self._flying or len(rows) == self._queue.rows:
             self._changed.set()
         try:
@@ -266,11 +266,8 @@ class Batcher(Generic[In, Out]):
 
     def _next(self, start: float) -> list[Waiting[In, Out]]:
         """The batch that is best at that time; it leaves the queue."""
-        waiting = self._queue.waiting
-        chosen = choose([each.unit for each in waiting], start, self._policy, self.costs)
-        batch = [waiting[at] for at in chosen]
-        self._queue.leave(set(batch))
-        return batch
+        units = [each.unit for each in self._queue.waiting]
+        return self._queue.send(choose(units, start, self._policy, self.costs), start, self.lanes)
 
     async def _run(self, batch: list[Waiting[In, Out]], flight: _Flight) -> None:
         rows, longest = _shape(batch)

@@ -26,8 +26,10 @@ PATIENCE = 3.0
 """The oldest is passed until it has waited so many times as long as all who wait take."""
 SHARE = 0.25
 """... or for so much of the time that it has."""
+FREE_S = 0.25
+"""Seconds of its work that a request has in the queue like any other; beyond that it is a long list, cut into turns."""
 LISTS = 2.0
-"""What runs together of one request has its turn after so many times the work of it that goes before."""
+"""The next unit of a long list has its turn so many times the work of the one before after that."""
 WHOLE = 1.25
 """A request's rows stay together unless that costs so many times what they cost by length."""
 
@@ -87,13 +89,18 @@ def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
     return costs.row_seconds(length, policy.rows(length))
 
 
-def delays(worths: Sequence[float], lanes: int) -> list[float]:
-    """How many seconds after its request each of its units has its turn, for so many seconds of work in each.
+def at_once(worths: Sequence[float]) -> int:
+    """How many of a request's units have their turn as soon as it is there, for so many seconds of work in each."""
+    return max(1, sum(done <= FREE_S for done in accumulate(worths)))
+
+
+def next_turn(start: float, work_s: float, lanes: int) -> float:
+    """When the next unit of a long list has its turn, after so much of its work began.
 
     So a list has at most one in `LISTS` of the engine's time while others wait, however long it is, and all of it while
-    nobody does; who comes later goes before what of it has no turn yet.
+    nobody does.
     """
-    return [LISTS * before / lanes for before in accumulate(worths, initial=0.0)][: len(worths)]
+    return start + LISTS * work_s / lanes
 
 
 def choose(waiting: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:

@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Generic, TypeAlias, TypeVar
 
 from alula.batching.costs import Costs
-from alula.batching.policy import BatchPolicy, Unit, delays, packs, worth
+from alula.batching.policy import BatchPolicy, Unit, at_once, next_turn, packs, worth
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -22,7 +22,11 @@ Told: TypeAlias = Callable[[float, float, float], None]
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Asked(Generic[In, Out]):
-    """The rows of one caller: their results as they come, and who waits for all of them."""
+    """The rows of one caller: their results as they come, and who waits for all of them.
+
+    They stand in the queue as though they had come `later_s` later. Of what runs together of them, so many have their
+    turn, and so many have none yet.
+    """
 
     rows: Sequence[In]
     lengths: Sequence[int]
@@ -30,6 +34,9 @@ class Asked(Generic[In, Out]):
     reply: asyncio.Future[None]
     results: dict[int, Out]
     told: Told
+    later_s: float = 0.0
+    in_turn: int = 0
+    later: int = 0
 
     def fail(self, error: Exception) -> None:
         """Hand the error over; rows that have not run are worthless now and need not."""
@@ -87,17 +94,18 @@ class Queue(Generic[In, Out]):
         rows_fit = there + rows <= ceil(self._policy.max_waiting_rows * share)
         return rows_fit and tokens <= self._policy.max_waiting_tokens * share
 
-    def add(self, request: Asked[In, Out], place: float, deadline: float, lanes: int) -> None:
+    def add(self, request: Asked[In, Out], place: float, deadline: float) -> None:
         """Have the rows of a request wait, as what of them runs together."""
         cut = [
             self._cut(request, rows, place, deadline)
             for rows in packs(request.lengths, self._policy, self._costs)
         ]
-        known = self._costs.known  # else work is not in seconds
-        later = delays([each.unit.worth if known else 0.0 for each in cut], lanes)
-        for each, delay_s in zip(cut, later, strict=True):
-            turn = replace(each.unit, place=place + delay_s, turn=request.since + delay_s)
-            self.waiting.insert(self.behind(turn.place), replace(each, unit=turn))
+        # Before anything was measured, work is not in seconds.
+        free = at_once([each.unit.worth for each in cut]) if self._costs.known else len(cut)
+        later = [replace(each, unit=replace(each.unit, turn=inf)) for each in cut[free:]]
+        at = self.behind(place)
+        self.waiting[at:at] = [*cut[:free], *later]
+        request.in_turn, request.later = free, len(later)
         self.rows += len(request.lengths)
         self.tokens += sum(request.lengths)
 
@@ -121,7 +129,27 @@ class Queue(Generic[In, Out]):
 
     def ahead(self, place: float) -> Sequence[Waiting[In, Out]]:
         """Those that go before a request of this place."""
-        return self.waiting[: self.behind(place)]
+        return [waiting for waiting in self.waiting[: self.behind(place)] if waiting.unit.turn < inf]
+
+    def send(self, places: Sequence[int], start: float, lanes: int) -> list[Waiting[In, Out]]:
+        """Those at these places wait no more, and begin then; what is next of a long list has its turn for it."""
+        batch = [self.waiting[at] for at in places]
+        self.leave(set(batch))
+        for request in {each.request for each in batch if each.request.later}:
+            sent = [each.unit for each in batch if each.request is request]
+            begun = sum(unit.turn < inf for unit in sent)
+            request.in_turn -= begun
+            request.later -= len(sent) - begun
+            if not request.in_turn and request.later:
+                self._give_turn(request, next_turn(start, sum(unit.worth for unit in sent), lanes))
+        return batch
+
+    def _give_turn(self, request: Asked[In, Out], turn: float) -> None:
+        at = next(at for at, each in enumerate(self.waiting) if each.request is request)
+        waiting = self.waiting.pop(at)
+        unit = replace(waiting.unit, turn=turn, place=max(waiting.unit.place, turn + request.later_s))
+        self.waiting.insert(self.behind(unit.place), replace(waiting, unit=unit))
+        request.in_turn, request.later = 1, request.later - 1
 
     def drop_answered(self) -> None:
         """Let go of rows whose request nobody waits for any more, or that has failed."""
