@@ -406,3 +406,21 @@ def test_models_that_read_no_pages_say_so(tmp_path: Path) -> None:
     assert answer.status_code == 404
     assert named.status_code == 400
     assert "reads no pages" in named.json()["error"]
+
+
+def test_a_document_that_the_end_of_the_server_cuts_short_says_so(bundle: Bundle) -> None:
+    limits: dict[str, Any] = {"max_sequences": 4, "cache_bytes": 1 << 26, "grace_s": 0.2}
+    with running([bundle.root], engine_command=ENGINE, threads=1, **limits) as server:
+        url = f"{server.url}/ocr/pdf?max_tokens=200"
+        with httpx.stream("POST", url, content=tiff(40), headers=PNG, timeout=30) as response:
+            found = []
+            for line in response.iter_lines():
+                found.append(json.loads(line))
+                if len(found) == 1:
+                    server.process.send_signal(signal.SIGTERM)
+    assert len(found) < 40
+    assert found[-1]["error_type"] == "unhealthy"
+    assert "was not read, nor were those after it: the server was stopped" in found[-1]["error"]
+    assert not any("summary" in line for line in found)
+    told = [notice["code"] for page in found[:-1] for notice in page["notices"]]
+    assert "failed" not in told, "pages that were sent are whole"

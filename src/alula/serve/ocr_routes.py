@@ -41,7 +41,7 @@ KINDS = {"json": "application/json", "text": "text/plain", "md": "text/markdown"
 
 def routes(server: Server) -> list[Route]:
     """Both paths."""
-    documents, lines = Documents(), LineReading(server.options)
+    documents, lines = Documents(stopped=lambda: server.stopped), LineReading(server.options)
 
     async def page(request: Request, fields: Fields, deadline: Deadline) -> Response:
         given = fields.maybe("format", str) is not None

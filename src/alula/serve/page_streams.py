@@ -36,11 +36,16 @@ PICTURE_SIDE = 1_600
 """The longer side of a page's picture that is sent along, in pixels at most."""
 
 
-class Documents:
-    """How many documents are being read. For any thread."""
+def _never() -> bool:
+    return False
 
-    def __init__(self, most: int = MOST_DOCUMENTS) -> None:
+
+class Documents:
+    """How many documents are being read, of a server that may have been `stopped`. For any thread."""
+
+    def __init__(self, most: int = MOST_DOCUMENTS, *, stopped: Callable[[], bool] = _never) -> None:
         self._most = most
+        self.stopped = stopped
         self._free = threading.BoundedSemaphore(most)
 
     def enter(self) -> Callable[[], None]:
@@ -56,8 +61,9 @@ class Opened:
     The file lies in a folder of its own until then. What is asked of it is done in one thread, after one another.
     """
 
-    def __init__(self, file: Upload, selection: Selection, taking: Taking, leave: Callable[[], None]) -> None:
-        self._file, self._selection, self._taking, self._leave = file, selection, taking, leave
+    def __init__(self, file: Upload, selection: Selection, taking: Taking, documents: Documents) -> None:
+        self._file, self._selection, self._taking = file, selection, taking
+        self.documents, self._leave = documents, documents.enter()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="document")
         self._pages: Generator[Taken] | None = None
         self._closed = False
@@ -121,7 +127,7 @@ async def document(  # noqa: PLR0913 - what a request may say
     asked.writer.refuse_unless_room(1)
     if kind_of_bytes(asked.file.content) == "video":
         raise InputError(f"{asked.file.name} is a video; expected a PDF or an image")
-    opened = Opened(asked.file, selection, asked.taking(password=password), documents.enter())
+    opened = Opened(asked.file, selection, asked.taking(password=password), documents)
     try:
         first = await opened.next()
     except BaseException:
@@ -139,7 +145,13 @@ class _Reading:
     """One document on its way through the batch."""
 
     def __init__(
-        self, asked: Asked, opened: Opened, first: Taken | None, deadline: Deadline, *, pictures: bool
+        self,
+        asked: Asked,
+        opened: Opened,
+        first: Taken | None,
+        deadline: Deadline,
+        *,
+        pictures: bool,
     ) -> None:
         self._asked, self._opened, self._deadline, self._pictures = asked, opened, deadline, pictures
         self._line: asyncio.Queue[asyncio.Task[tuple[Page, bytes | None]] | None] = asyncio.Queue()
@@ -208,6 +220,9 @@ class _Reading:
             await self._asked.writer.room()
             return await read(self._asked, one, waits=True)
         except AlulaError as error:
+            if self._opened.documents.stopped():  # no fault of the page: what was read is all there will be
+                what = f"page {one.index + 1} was not read, nor were those after it: the server was stopped"
+                raise Overloaded(what, draining=True) from error
             return Page.of(one, notices=(Notice(code="failed", message=str(error)),))
 
     async def _in_time(self, work: Any) -> Any:

@@ -164,6 +164,11 @@ class Server:
             )
         )
 
+    @property
+    def stopped(self) -> bool:
+        """Whether what is not answered by now will not be."""
+        return self.supervisor.state == "stopped"
+
     async def drain(self) -> None:
         """Admit no more, and finish what was admitted."""
         self.gate.close()
