@@ -15,6 +15,8 @@ AFTER = (
     BEFORE
     + """
 alula_requests_total{route="/embed",status="200"} 20
+alula_requests_total{route="/metrics",status="200"} 80
+alula_requests_total{route="/health/ready",status="503"} 80
 alula_requests_total{route="/embed",status="400"} 2
 alula_requests_total{route="/embed",status="413"} 2
 alula_requests_total{route="/embed",status="429"} 6
@@ -57,6 +59,12 @@ def test_figures_are_those_of_the_time_between_two_readings() -> None:
     assert (reads.padding, images.padding) == (0.25, 0.25)
     (gpu,) = told.gpus
     assert (gpu.name, gpu.busy, gpu.used_bytes, gpu.total_bytes) == ("0 H200", 0.5, 30, 120)
+
+
+def test_only_models_that_are_loaded_are_told_of_where_the_server_says_which() -> None:
+    loaded = AFTER + 'alula_model_memory_bytes{model="m"} 5\n'
+    span = Span(before=Reading.parse(BEFORE, 10.0), after=Reading.parse(loaded, 12.0))
+    assert [model.name for model in figures(span, "ready", "", now=1_060.0).models] == ["m"]
 
 
 @pytest.mark.parametrize(

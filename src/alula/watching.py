@@ -24,6 +24,9 @@ BATCHES = "alula_batch_size"
 PADDING = "alula_padding_ratio"
 FIRST = "alula_time_to_first_token_seconds"
 NEXT = "alula_inter_token_latency_seconds"
+LOADED = "alula_model_memory_bytes"
+WATCHING = ("/metrics", "/health", "/health/live", "/health/ready", "/livez", "/readyz")
+"""Paths that watchers ask, and this one too: no work of the server's."""
 BY_MODEL = (
     DURATION + "_count",
     BATCHES + "_count",
@@ -156,7 +159,11 @@ def figures(span: Span, status: str, reason: str, now: float) -> ServerFigures:
     after = span.after
     started = after.value("process_start_time_seconds")
     statuses = {
-        status: span.rate("alula_requests_total", status=status)
+        status: sum(
+            span.rate("alula_requests_total", status=status, route=route)
+            for route in after.labels("alula_requests_total", "route")
+            if route not in WATCHING
+        )
         for status in after.labels("alula_requests_total", "status")
     }
     return ServerFigures(
@@ -181,7 +188,9 @@ def figures(span: Span, status: str, reason: str, now: float) -> ServerFigures:
 
 
 def models_of(reading: Reading) -> tuple[str, ...]:
-    """The models that a server tells of."""
+    """The models that a server has; of one that does not say which, those that it tells of."""
+    if there := reading.labels(LOADED, "model"):
+        return there
     return tuple(sorted({name for metric in BY_MODEL for name in reading.labels(metric, "model") if name}))
 
 

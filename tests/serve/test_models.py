@@ -219,6 +219,46 @@ def test_changed_bundles_are_loaded_again_upon_a_signal(one: Running, repository
     assert embed(one, "first").status_code == 200
 
 
+def test_a_broken_bundle_is_not_loaded_upon_a_signal_the_log_says_why_and_what_was_served_is(
+    one: Running, repository: Path
+) -> None:
+    (repository / "first" / "manifest.json").write_text("{ no manifest")
+    one.process.send_signal(signal.SIGHUP)
+    wait_until(
+        lambda: metric(one, "alula_model_load_duration_seconds_count", outcome="failed") == 1,
+    )
+    assert embed(one, "first").status_code == 200
+    assert one.get("/health")["ready"]
+    # Nor does it say where it lies once the engine cannot open it any more.
+    assert embed(one, "first", "crash").status_code == 503
+    wait_until(lambda: bool(one.get("/health")["missing"]))
+    health, answer = one.client.get("/health").text, embed(one, "first")
+    assert answer.status_code == 503
+    for said in (health, answer.text, one.post("/v2/repository/index", {}).text):
+        assert "first/manifest.json: cannot be read" in said
+        assert str(repository) not in said
+    _, _, err = one.stop()
+    assert f"{repository}/first is not loaded, and what was served before is" in err
+
+
+def test_to_load_what_is_served_already_proves_its_files_again(one: Running, repository: Path) -> None:
+    assert load(one, "first").status_code == 200
+    (repository / "first" / "graphs" / "encoder.fp32.onnx").write_bytes(b"no GRAPH")
+    answer = load(one, "first")
+    assert answer.status_code == 400
+    assert "first/graphs/encoder.fp32.onnx" in answer.json()["error"]
+    assert str(repository) not in answer.text
+    assert embed(one, "first").status_code == 200
+
+
+def test_health_has_no_canary_of_a_model_that_was_unloaded(repository: Path) -> None:
+    with running([repository / "first"], repository=str(repository), canary_s=0.1) as server:
+        assert load(server, "second").status_code == 200
+        wait_until(lambda: "tiny/second" in server.get("/health")["canaries"])
+        assert server.post(UNLOAD.format("second"), {}).status_code == 200
+        assert list(server.get("/health")["canaries"]) == ["tiny/first"]
+
+
 def test_a_bundle_that_was_replaced_is_loaded_when_the_engine_has_to_be_started_again(
     one: Running, repository: Path
 ) -> None:

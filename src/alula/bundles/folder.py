@@ -26,8 +26,8 @@ from alula.core.model import ModelSpec
 from alula.core.parse import get, get_each
 from alula.core.profile import GRID
 from alula.core.tensor import Feeds
+from alula.core.words import MANIFEST
 
-MANIFEST = "manifest.json"
 CHECKS = "checks.json"
 TIMINGS = "timings.json"
 REFERENCE = "reference.npz"
@@ -241,7 +241,7 @@ def _not_a_bundle(root: Path) -> str:
         return "is a file, expected the folder of a bundle"
     if inner := sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}")):
         return f"is no bundle and has some in it; name one of them: {', '.join(inner)}"
-    what = "is not a bundle (no manifest.json)" if root.is_dir() else "does not exist"
+    what = f"is not a bundle (no {MANIFEST})" if root.is_dir() else "does not exist"
     return f"{what}; make one with: alula build MODEL -o {root}"
 
 

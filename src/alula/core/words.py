@@ -35,6 +35,9 @@ IMAGE_TASKS: tuple[Task, ...] = (
     "text-detection",
     "text-recognition",
 )
+MANIFEST = "manifest.json"
+"""The file that makes a folder a bundle."""
+
 PIPELINE = ("detect", "turn", "recognise")
 """The bundles in a pipeline's folder: what finds lines, what says which way up they are, what reads them."""
 

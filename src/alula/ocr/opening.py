@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alula.bundles import Bundle
 from alula.core.errors import InputError
-from alula.core.words import PIPELINE
+from alula.core.words import MANIFEST, PIPELINE
 from alula.ocr.reader import Reader
 
 PARTS = PIPELINE
@@ -29,14 +29,14 @@ class ReaderKind:
 def _reads_images(folder: Path) -> bool:
     """Whether a bundle is of a model that is told what to read."""
     try:
-        return (folder / "manifest.json").is_file() and Bundle.read(folder).model.sees
+        return (folder / MANIFEST).is_file() and Bundle.read(folder).model.sees
     except InputError:  # another program's file
         return False
 
 
 def _finds_and_reads(folder: Path) -> bool:
     """Whether a folder holds the bundles of a pipeline."""
-    return all((folder / part / "manifest.json").is_file() for part in PARTS)
+    return all((folder / part / MANIFEST).is_file() for part in PARTS)
 
 
 def _hunyuan(folder: Path, threads: int) -> Reader:

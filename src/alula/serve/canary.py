@@ -59,8 +59,12 @@ class Canaries:
 
     @property
     def pulses(self) -> Mapping[str, Pulse]:
-        """What was found lately, by the names of models."""
-        return self._pulses
+        """What was found lately, by the names of models that are there."""
+        there = self._there()
+        return {name: pulse for name, pulse in self._pulses.items() if name in there}
+
+    def _there(self) -> set[str]:
+        return {service.name + self._beside for _, service in self._services()}
 
     async def watch(self) -> None:
         """Ask again and again, and at once where a process was started again."""
@@ -68,6 +72,9 @@ class Canaries:
             self._supervisor.started.clear()
             for at, service in tuple(self._services()):
                 await self._try(at, service)
+            for gone in self._asking.keys() - self._there():
+                del self._asking[gone]
+                self._pulses.pop(gone, None)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._supervisor.started.wait(), self._every_s)
 

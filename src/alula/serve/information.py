@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from alula import __version__
-from alula.bundles.folder import MANIFEST
 from alula.core.model import ModelSpec
+from alula.core.words import MANIFEST
 from alula.documents import TASKS
 from alula.serve.catalogue import Served
 from alula.serve.line_reading import TASKS as TASKS_BY_LINES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -10,11 +11,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
+from alula.bundles import Bundle
 from alula.core.errors import AlulaError
 from alula.serve.budget import Budget, Held
 from alula.serve.catalogue import Catalogue, Served, itself
 from alula.serve.errors import Refused
-from alula.serve.named import Named
+from alula.serve.named import Named, by_name
 from alula.serve.options import ServeOptions
 from alula.serve.repository import Repository
 from alula.serve.service import Batched
@@ -160,11 +162,11 @@ class Models:
         """Load again what lies otherwise in its folder now than it is served; errors are logged."""
         for each in self._standing:
             found = Named.at(each.named.root)
-            if found.identity not in {"", each.named.identity}:
-                try:
+            if found.identity != each.named.identity:
+                with contextlib.suppress(
+                    AlulaError, OSError
+                ):  # it is in the log, and the others are looked at, too
                     await self._changed(lambda found=found: self._load(found))  # type: ignore[misc]  # bound at once
-                except AlulaError as error:
-                    log.error("%s is not reloaded: %s", each.service.name, error)  # noqa: TRY400 - the text says it
 
     def reload_later(self) -> None:
         """The same, not waited for."""
@@ -199,19 +201,31 @@ class Models:
 
     async def _load(self, named: Named) -> None:
         old = next((each for each in self._standing if each.named.root == named.root), None)
-        if old and not old.asleep and old.named == named:
-            return
-        began = monotonic()
+        loop, began = asyncio.get_running_loop(), monotonic()
         try:
+            if old and not old.asleep and old.named == named:
+                await loop.run_in_executor(
+                    None, Bundle.open, named.root
+                )  # what is served is proved whole again
+                return
             await self._put(await self._opened(named, old), old)
-        except BaseException:
+        except Exception as error:
             self._told(monotonic() - began, False)
+            log.error("%s is not loaded, and what was served before is: %s", named.root, error)  # noqa: TRY400 - the text says it
+            # Clients are told of it, too, and not where it lies.
+            error.args = tuple(
+                by_name(each, [named.root]) if isinstance(each, str) else each for each in error.args
+            )
             raise
         self._told(monotonic() - began, True)
         log.warning("%s is served from now on, after %.1f s", named.root.name, monotonic() - began)
 
     async def _opened(self, named: Named, old: Standing | None) -> Standing:
         """A model with an engine that has answered, but no request yet."""
+        if not named.identity:
+            await asyncio.get_running_loop().run_in_executor(
+                None, Bundle.open, named.root
+            )  # says what is wrong
         if named.identity not in self._needs:
             command, opening = self._options.engine_command, self._options.opening
             self._needs[named.identity] = (await tried(command, named, opening)).bytes
@@ -309,7 +323,7 @@ class Models:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.info("a change of the served models failed: %s", error)
+            log.info("a change of the served models failed: %r", error)
 
 
 def _entry(name: str, standing: Standing | None) -> Entry:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alula.core.errors import EngineError
 from alula.core.identity import identity
-from alula.core.words import PIPELINE
+from alula.core.words import MANIFEST, PIPELINE
 
 
 class BundleReplaced(EngineError):  # noqa: N818 - what happened to the bundle
@@ -44,19 +44,28 @@ class Named:
         if _identity(self.root) != self.identity:
             raise BundleReplaced(
                 f"{self.root}: the bundle was replaced or changed while it was served "
-                "(manifest.json is not the one the server read); restart the server"
+                f"({MANIFEST} is not the one the server read); restart the server"
             )
+
+
+def by_name(said: str, roots: Iterable[Path]) -> str:
+    """The same words with bundles called by the names of their folders: clients are told no path of this machine."""
+    for root in roots:
+        for path in (root.absolute(), root):
+            if len(path.parts) > 1:
+                said = said.replace(str(path), path.name)
+    return said
 
 
 def bundles_in(root: Path) -> tuple[Path, ...]:
     """The folder itself, or those of its parts where it is a pipeline's."""
     parts = tuple(root / part for part in PIPELINE)
-    whole = (root / "manifest.json").is_file()
-    return parts if not whole and all((part / "manifest.json").is_file() for part in parts) else (root,)
+    whole = (root / MANIFEST).is_file()
+    return parts if not whole and all((part / MANIFEST).is_file() for part in parts) else (root,)
 
 
 def _identity(root: Path) -> str:
     try:
-        return identity(json.loads((root / "manifest.json").read_text(encoding="utf-8")))
+        return identity(json.loads((root / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, TypeError):
         return ""

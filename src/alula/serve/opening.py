@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.bundles import Bundle, Manifest, Stored
-from alula.bundles.folder import read_json
+from alula.bundles import Bundle, Stored
 from alula.core.engine import OpensLanes, Session, Warming
 from alula.core.errors import EngineError
 from alula.core.model import Part
@@ -40,11 +39,7 @@ def open_bundle(root: Path, opening: Opening) -> Session | Generator:
     At the first start the front proves the files whole while the engine is opened from them here, for the time
     it saves; the server is ready only once both are done. Later starts prove them here, before anything is opened.
     """
-    if opening.again:
-        bundle = Bundle.open(root)
-    else:
-        manifest = Manifest.parse(read_json(root / "manifest.json"), root)
-        bundle = Bundle(root=root, manifest=manifest, checks=(), timings=())
+    bundle = Bundle.open(root) if opening.again else Bundle.read(root)
     if bundle.model.writes:
         return _generator(bundle, opening)
     engine = local_engine(bundle, PART)

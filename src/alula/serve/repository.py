@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alula.bundles.folder import MANIFEST
+from alula.core.words import MANIFEST
 from alula.serve.errors import Refused
 from alula.serve.named import Named
 

@@ -16,7 +16,7 @@ from alula.core.errors import AlulaError, EngineError
 from alula.core.tensor import Feeds
 from alula.generate import Piece, Request
 from alula.serve import opened, sequences, wire
-from alula.serve.named import BundleReplaced, Named
+from alula.serve.named import BundleReplaced, Named, by_name
 from alula.serve.opened import Opened, unless_failed
 from alula.serve.outcome import Outcome
 from alula.serve.process import LOST_DEVICE, EngineProcess, Opening
@@ -234,7 +234,7 @@ class Supervisor:
         try:
             await self._launch()
         except (AlulaError, OSError) as error:
-            self.reason = str(error)
+            self.reason = by_name(str(error), [each.root for each in self._bundles.values()])
             log.error("engine process could not be started: %s", error)  # noqa: TRY400 - the text says it
             if isinstance(error, BundleReplaced):
                 self._enter("broken", self.reason)
