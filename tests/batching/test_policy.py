@@ -195,11 +195,21 @@ def test_of_long_rows_fewer_go_together_where_the_engine_takes_fewer(length: int
     assert BatchPolicy(max_rows=8, steps=steps).rows(length) == rows
 
 
+@pytest.mark.parametrize(("length", "rows"), [(1, 8), (100, 8), (101, 7), (400, 2), (9_999, 1)])
+def test_a_batch_has_no_more_bytes_than_it_may_have(length: int, rows: int) -> None:
+    policy = BatchPolicy(max_rows=8, max_bytes=8_800, row_bytes=100, cell_bytes=10)
+    assert policy.rows(length) == rows
+    waiting = [unit(length, policy=policy) for _ in range(10)]
+    assert len(choose(waiting, 0.0, policy, linear(0.01, 1e-9))) <= rows
+
+
 def test_lengths_are_padded_to_the_next_one_that_is_there() -> None:
     assert [POLICY.padded(length) for length in (1, 8, 9, 256, 300)] == [8, 8, 16, 256, 300]
 
 
-@pytest.mark.parametrize("name", ["max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"])
+@pytest.mark.parametrize(
+    "name", ["max_rows", "max_cells", "max_bytes", "max_waiting_rows", "max_waiting_tokens"]
+)
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(InputError, match=f"{name} is 0; expected at least 1"):

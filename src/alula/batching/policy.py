@@ -36,8 +36,9 @@ WHOLE = 1.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPolicy:
-    """Limits on one engine call, in rows and cells (rows x padded length), and on the queue, in rows and tokens.
+    """Limits on one engine call, in rows, cells (rows x padded length) and bytes, and on the queue, in rows and tokens.
 
+    A row has `row_bytes` of its own and `cell_bytes` for each cell; one goes however many it has.
     `steps` are pairs of a length and how many rows an engine takes at once up to it, where it takes fewer long rows.
     `lengths` are those that rows are padded to, ascending; a length beyond the last one is its own. Unless rows may
     be `mixed`, only those of one padded length go together.
@@ -45,6 +46,9 @@ class BatchPolicy:
 
     max_rows: int = 32
     max_cells: int = 16_384
+    max_bytes: int = 268_435_456
+    row_bytes: int = 0
+    cell_bytes: int = 0
     max_waiting_rows: int = 1_024
     max_waiting_tokens: int = 524_288
     steps: tuple[tuple[int, int], ...] = ()
@@ -52,7 +56,7 @@ class BatchPolicy:
     mixed: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_cells", "max_waiting_rows", "max_waiting_tokens"):
+        for name in ("max_rows", "max_cells", "max_bytes", "max_waiting_rows", "max_waiting_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least 1")
 
@@ -60,7 +64,8 @@ class BatchPolicy:
         """How many rows go together whose longest has so many tokens; one goes always."""
         beside = max((rows for length, rows in self.steps if length >= longest), default=1)
         most = min(self.max_rows, beside) if self.steps else self.max_rows
-        return max(1, min(most, self.max_cells // max(longest, 1)))
+        size = max(1, self.row_bytes + self.cell_bytes * longest)
+        return max(1, min(most, self.max_cells // max(longest, 1), self.max_bytes // size))
 
     def padded(self, length: int) -> int:
         """The length that a row of so many tokens is padded to at least."""

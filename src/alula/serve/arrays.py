@@ -14,6 +14,7 @@ from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.serve.options import ServeOptions
 from alula.serve.outcome import Outcome, answered
 from alula.serve.service import Batched, Observe, Run
+from alula.serve.weights import within_bytes
 
 ROWS = "batch"
 """The axis of rows that are answered each by itself, where it leads every input and every output."""
@@ -66,7 +67,8 @@ class Arrays(Batched[Feeds]):
     ) -> None:
         """Rows of one shape, whose outputs are put where they belong."""
         sizes = self._sizes(rows[places[0]])
-        most = max(self._profile.most(ROWS, sizes), 1)
+        most = within_bytes(rows[places[0]].values(), self.policy.max_bytes)
+        most = max(min(most, self._profile.most(ROWS, sizes)), 1)
         for some in (places[at : at + most] for at in range(0, len(places), most)):
             padded = self._profile.padded({**sizes, ROWS: len(some)}, keep=sizes)[ROWS]
             ran.append(await self._run(_again([rows[at] for at in some], padded)))

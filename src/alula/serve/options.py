@@ -66,6 +66,9 @@ class ServeOptions:
     )
     max_client_batch: int = setting(512, "Items one request may bring.", least=1)
     max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1)
+    max_batch_bytes: int = setting(
+        268_435_456, "Bytes of what goes into one engine call and comes out of it.", least=1
+    )
     max_waiting_rows: int = setting(1_024, "Rows that may wait per model; beyond that 429.", least=1)
     max_waiting_tokens: int = setting(524_288, "Tokens that may wait per model; beyond that 429.", least=1)
     cache_bytes: int | None = setting(

@@ -20,6 +20,7 @@ from alula.serve.outcome import answered
 from alula.serve.pictures import Uploaded
 from alula.serve.service import Observe, Run
 from alula.serve.uploads import Upload
+from alula.serve.weights import within_bytes
 
 R = TypeVar("R")
 
@@ -109,7 +110,10 @@ class Pages(Uploaded[Page]):
         found: dict[int, Feeds] = {}
         ran = []
         for places in groups.values():
-            most = self._together(self._sizes(pages[places[0]]))
+            first = pages[places[0]]
+            most = min(
+                self._together(self._sizes(first)), within_bytes([first.pixels], self.policy.max_bytes)
+            )
             for some in (places[at : at + most] for at in range(0, len(places), most)):
                 feeds = await loop.run_in_executor(
                     None, self.codec.collate, [pages[at] for at in some], self._profile

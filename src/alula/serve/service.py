@@ -15,7 +15,7 @@ from alula.core.errors import InputError, ShapeError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile, pick
 from alula.core.tensor import Feeds
-from alula.core.words import TOKENS
+from alula.core.words import TENSORS, TOKENS
 from alula.serve import deadlines, terms
 from alula.serve.aside import tokenized
 from alula.serve.errors import Refused
@@ -25,6 +25,7 @@ from alula.serve.options import ServeOptions
 from alula.serve.outcome import Outcome
 from alula.serve.records import current
 from alula.serve.trying import Timing, bundled
+from alula.serve.weights import row_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,6 +46,9 @@ TOKENS_A_CHARACTER = 0.25
 """What is expected of texts before any was read; then what they have, of which each request makes up `LEARNED`."""
 
 LEARNED = 0.05
+
+SIZED = ("text-detection", TENSORS)
+"""Tasks whose rows differ in more than one axis, so that only their own arrays tell what they weigh."""
 
 
 class Batched(ABC, Generic[T]):
@@ -205,9 +209,15 @@ def policy(spec: ModelSpec, profile: Profile, options: ServeOptions) -> BatchPol
     axis, longest = "length", spec.max_length
     if not spec.reads_text:
         axis, longest = "width", profile.axes["width"].max if "width" in profile.axes else 1
+    row, cell = row_bytes(spec.parts[0], profile, axis)
+    if spec.task in SIZED:
+        row = cell = 0  # seen of each as it comes
     return BatchPolicy(
         max_rows=profile.axes["batch"].max if "batch" in profile.axes else 1,
         max_cells=max(options.max_batch_tokens, longest),
+        max_bytes=options.max_batch_bytes,
+        row_bytes=row,
+        cell_bytes=cell,
         max_waiting_rows=max(options.max_waiting_rows, options.max_client_batch),
         max_waiting_tokens=max(options.max_waiting_tokens, options.max_client_batch * longest),
         steps=tuple(
