@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,9 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Running, metric, wait_until
 
+from alula.bundles import Bundle
+from alula.core.errors import InputError
+from alula.core.tensor import Feeds, TensorSpec
+from alula.core.words import TOKENS
+from alula.serve import ServeOptions
 from alula.serve.catalogue import Served
 from alula.serve.course import NO_MEMORY_S, WELL_S, Course, Signs
-from alula.serve.degrading import Degrading
+from alula.serve.degrading import Degrading, standing_in
+from alula.serve.outcome import Outcome
+from alula.serve.service import Service
 from alula.serve.supervisor import Supervisor
 
 ENTER_S = 4.0
@@ -236,3 +243,22 @@ def test_what_only_reads_lines_does_not_stand_in_where_a_model_is_to_chat() -> N
     degrading.begin(beside, {"pages": cast("Served", Reads())})
     asked = cast("Served", Chats())
     assert degrading.instead(asked, Chats) is asked
+
+
+def test_a_fallback_that_gives_less_is_refused_at_the_start(bundles: dict[str, Path]) -> None:
+    plain = Bundle.open(bundles["embeddings"])
+    (encoder,) = plain.model.parts
+    tokens = TensorSpec(name=TOKENS, dtype="float32", shape=("batch", "length", 4))
+    part = replace(encoder, outputs=(*encoder.outputs, tokens))
+    whole = replace(plain, manifest=replace(plain.manifest, model=replace(plain.model, parts=(part,))))
+
+    async def run(feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
+        raise AssertionError
+
+    options = ServeOptions(bundles=(plain.root,))
+    served_whole, served_plain = (
+        Service(bundle, run, options, lambda name, ran: None) for bundle in (whole, plain)
+    )
+    with pytest.raises(InputError, match=r"gives no token_embeddings, which .* build it with --token-emb"):
+        standing_in(plain, [served_whole])
+    assert standing_in(whole, [served_plain]).model.name == plain.model.name

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from alula.bundles import Bundle
 from alula.core.errors import AlulaError, InputError, OutOfMemoryError, Overloaded
-from alula.core.words import PIPELINE
+from alula.core.model import ModelSpec
+from alula.core.words import PIPELINE, TOKENS
 from alula.serve import records
 from alula.serve.catalogue import Served
 from alula.serve.course import Course, Reason, Signs
@@ -74,8 +75,10 @@ class Degrading:
         substitute = self._substitutes.get(service.name)
         if substitute is None or not isinstance(substitute, kind) or not self.possible:
             return service
-        if substitute.spec.task == service.spec.task and substitute.spec.digest != service.spec.digest:
-            return service  # of another checkpoint, by which the served one was replaced
+        if substitute.spec.task == service.spec.task and (
+            substitute.spec.digest != service.spec.digest or lacking(substitute.spec, service.spec)
+        ):
+            return service  # of another checkpoint or another build, by which the served one was replaced
         attempt = _ATTEMPT.get() or _Attempt()
         reason = attempt.reason or self._look(service)
         attempt.asked, attempt.instead = service, reason is not None
@@ -145,6 +148,12 @@ def substitutes(
     return found
 
 
+def lacking(substitute: ModelSpec, served: ModelSpec) -> list[str]:
+    """Outputs of a served model that what is to stand in for it does not give."""
+    given = {output.name for output in substitute.parts[0].outputs}
+    return [output.name for output in served.parts[0].outputs if output.name not in given]
+
+
 def standing_in(bundle: Bundle, services: Sequence[Served]) -> Bundle:
     """A bundle under the name of the served model whose checkpoint it is of, for which it stands in.
 
@@ -155,6 +164,12 @@ def standing_in(bundle: Bundle, services: Sequence[Served]) -> Bundle:
     for service in services:
         spec = service.bundle.model
         if (spec.digest, spec.task) == (bundle.model.digest, bundle.model.task):
+            if lacks := lacking(bundle.model, spec):
+                hint = ": build it with --token-embeddings, too" if lacks == [TOKENS] else ""
+                raise InputError(
+                    f"{bundle.root}: gives no {', '.join(lacks)}, which {service.name} gives, and so cannot stand in "
+                    f"for it{hint}"
+                )
             model = replace(bundle.model, name=service.name)
             return replace(bundle, manifest=replace(bundle.manifest, model=model))
     served = ", ".join(f"{service.name} ({service.spec.task})" for service in services)
