@@ -51,6 +51,10 @@ _TYPES = frozenset(
 )
 _FIXED_AXES = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1, "ReduceSum": 1}
 _LARGEST = (1 << 31) - 1
+_OF_FLOATS = frozenset(
+    {"Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Reciprocal", "Sign", "Sin", "Sqrt"}
+)
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
 def refusals(model: ir.Model) -> list[str]:
@@ -79,6 +83,8 @@ def _reasons(node: ir.Node) -> Iterator[str]:
         yield "axes are not constant"
     if node.op_type == "Trilu" and (shape := node.inputs[0].shape) is not None and len(shape) > 3:  # type: ignore[union-attr]
         yield "more than three axes"
+    if node.op_type in _OF_FLOATS and (dtype := node.inputs[0].dtype) not in {*_FLOATS, None}:  # type: ignore[union-attr]
+        yield f"of {dtype}, is there for floating point alone"
     if node.op_type in {"MaxPool", "LayerNormalization"} and len(node.outputs) > 1:
         yield "more than one output"
     for value in node.outputs:

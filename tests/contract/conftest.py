@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from alula.core.graph import Graph
 from alula.core.model import ModelSpec, Part
 from alula.core.profile import Profile, Range
 from alula.core.tensor import Feeds, TensorSpec
-from alula.engines import backend, fake
+from alula.engines import CPU, backend, fake
 
 VOCABULARY, WIDTH = 50, 8
 INPUTS = (
@@ -114,6 +115,8 @@ def opener(kind: str, folder: Path) -> Open:
         return lambda: pretended(graph, Plan(profile=PROFILE), folder / "engine")
     if kind == "tensorrt" and REASON:
         pytest.skip(f"NOT RUN ON A GPU: {REASON}")
+    if not REASON and kind in CPU and find_spec(kind) is None:
+        pytest.skip(f"NOT RUN: {kind} is not on this machine, which is here for its GPU")
     engine: Engine = backend(kind).compile(graph, Plan(profile=PROFILE), folder / "engine")
     return lambda: backend(kind).open(engine, threads=1)
 

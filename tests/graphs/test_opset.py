@@ -15,6 +15,7 @@ from alula.graphs import passes_for, rewrite
 from alula.graphs.passes.gelu import DecomposeGelu, FoldGelu
 from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.shape import SliceShape
+from alula.graphs.passes.signs import CompareForSigns
 
 X = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
 SHAPE = ("batch", "length", 8)
@@ -179,3 +180,32 @@ def test_gelu_whose_input_others_read_is_not_folded(grow: Callable[..., ir.Model
         return b.op("Add", z, b.op("MatMul", b.op("Gelu", z), w))
 
     assert "Gelu" in kinds(rewrite(grow(shared, SHAPE, SHAPE), [FoldGelu()]))
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_signs_of_integers_are_compared(
+    dtype: type, known: bool, grow: Callable[..., ir.Model], run_graph: Any
+) -> None:
+    kind = ir.DataType.from_numpy(np.dtype(dtype))
+
+    def signed(b: Any, x: ir.Value) -> Any:
+        steps = b.op("Cast", x, to=int(kind))
+        steps.type = ir.TensorType(kind) if known else None
+        parts = [b.op(op, steps) for op in ("Abs", "Neg", "Sign")]
+        return b.op("Cast", b.op("Concat", *parts, axis=0), to=int(ir.DataType.FLOAT))
+
+    model = grow(signed, SHAPE, ("places", "length", 8))
+    lowered = rewrite(model, [CompareForSigns()])
+    assert not {"Abs", "Neg", "Sign"} & {*kinds(lowered)}
+    assert {"Abs", "Neg", "Sign"} <= {*kinds(model)}
+    feeds = {"x": np.round(X * 40)}
+    given = run_graph(lowered, feeds)[0]
+    np.testing.assert_array_equal(given, run_graph(model, feeds)[0])
+    assert given.min() < -1
+    assert given.max() > 1
+
+
+def test_signs_of_floats_stay_as_they_are(grow: Callable[..., ir.Model]) -> None:
+    model = grow(lambda b, x: b.op("Neg", b.op("Abs", x)), SHAPE, SHAPE)
+    assert kinds(rewrite(model, [CompareForSigns()])) == kinds(model)

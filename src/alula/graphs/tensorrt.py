@@ -17,6 +17,7 @@ from alula.graphs.passes.opset import LowerOpset
 from alula.graphs.passes.precision import ToBfloat16, ToFloat16
 from alula.graphs.passes.rms import DecomposeRms
 from alula.graphs.passes.shape import NameAxes, SliceShape
+from alula.graphs.passes.signs import CompareForSigns
 from alula.graphs.passes.weights import FloatWeights
 from alula.graphs.rewrite import Pass
 
@@ -90,7 +91,7 @@ def _older(opset: int, *, halved: bool) -> list[Pass]:
         passes.append(DecomposeRms(bounded=True))
     passes.append(LowerOpset(opset))
     if opset == _OLDEST_OPSET:
-        passes += [DecomposeNorms(), FloatWeights(), SliceShape()]
+        passes += [DecomposeNorms(), FloatWeights(), CompareForSigns(), SliceShape()]
     return passes
 
 
