@@ -60,7 +60,7 @@ _SHORT = Range(1, 512, 1024)
 STEP: Sizes = {"batch": Range(1, 1, 32), "length": Range(1, 1, 1), "total": _HELD}
 PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": _HELD}
 PLANS: Mapping[str, Parted] = {
-    "vision-pages": Parted(part="vision", profiles=(_square(40, 80),)),
+    "vision-pages": Parted(part="vision", profiles=(_square(40, 40), _square(80, 80))),
     "vision-vast": Parted(
         part="vision", profiles=({"down": Range(2, 128, 128), "across": Range(2, 128, 176)},)
     ),
@@ -71,7 +71,8 @@ PLANS: Mapping[str, Parted] = {
 }
 """Up to 80 x 80 patches scores fit in one tensor of a GiB and a half; up to 128 x 176 they are taken in eight pieces.
 
-An engine reserves memory for its largest size, so the usual pages have one of their own. `decoder-steps` builds in half
+A profile reserves memory for its largest size once it is used, so pages of 640 x 640 have one of their own, and vast ones
+an engine. `decoder-steps` builds in half
 the time and reads prompts token by token.
 """
 
