@@ -71,9 +71,8 @@ PLANS: Mapping[str, Parted] = {
 }
 """Up to 80 x 80 patches scores fit in one tensor of a GiB and a half; up to 128 x 176 they are taken in eight pieces.
 
-A profile reserves memory for its largest size once it is used, so pages of 640 x 640 have one of their own, and vast ones
-an engine. `decoder-steps` builds in half
-the time and reads prompts token by token.
+A profile reserves memory for its largest size once it is used: pages of 640 x 640 have one of their own, vast ones an
+engine. `decoder-steps` builds in half the time and reads prompts token by token.
 """
 
 
