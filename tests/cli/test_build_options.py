@@ -66,6 +66,10 @@ def test_all_of_them_reach_the_build(
     [
         ("--workspace 4", "--workspace '4': expected a number with one of GiB, MiB, KiB, GB, MB, KB, B"),
         ("--time-limit 20", "--time-limit '20': expected a number with one of h, m, s, such as 20m"),
+        (
+            "--level 1 --level 6",
+            "Invalid value for '--level': Input should be less than or equal to 5, given '6' (see",
+        ),
         ("--level 6", "Invalid value for '--level': Input should be less than or equal to 5, given '6' (see"),
         (
             "--level=-1",

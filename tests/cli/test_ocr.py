@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ import alula.ocr.opening
 from alula.cli.app import main
 from alula.documents import published_schema
 from alula.ocr import ReaderKind
-from alula.ocr.output import LOG
+from alula.ocr.output import LOG, TextWriter
 
 
 class Counting(InkReader):
@@ -151,6 +154,38 @@ def test_a_result_that_cannot_be_written_loses_no_other(run: Any, capsys: pytest
     assert Path("out/one.txt").is_file()
     assert Path("out/two.txt").is_file()
     assert not Path("out/doc.txt").exists()
+
+
+def test_what_a_killed_run_has_left_is_removed_and_named(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out").mkdir()
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
+    )
+    left = Path(f"out/.doc.{int(gone.stdout)}.txt.part")
+    running, another = Path(f"out/.doc.{os.getppid()}.txt.part"), Path("out/.doc.part")
+    for path in (left, running, another):
+        path.write_text("half")
+    assert run("one.png", "-o", "out") == 0
+    assert not left.exists()
+    assert running.exists()
+    assert another.exists()
+    assert f"{left}: removed, a run that was killed had left it" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_with_what_was_to_be_written_and_what_to_do(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: TextWriter, page: Any, scan: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert run("one.png", "-o", "out") == 0
+    monkeypatch.setattr(TextWriter, "add", full)
+    assert run("one.png", "two.png", "-o", "out") == 2
+    said = capsys.readouterr().err
+    assert "out/two.txt: No space left on device; make room and run the command again" in said
+    assert sorted(path.name for path in Path("out").iterdir()) == [LOG, "one.txt"]
 
 
 def ended() -> None:

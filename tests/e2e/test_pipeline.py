@@ -224,13 +224,20 @@ def without_timings(page: dict[str, Any]) -> dict[str, Any]:
     return {**page, "timings": None}
 
 
-def test_over_http_a_page_is_what_the_reader_says_of_it(server: served.Running, reader: Pipeline) -> None:
+def test_over_http_a_page_is_what_the_reader_says_of_it(
+    server: served.Running, reader: Pipeline, folder: Path
+) -> None:
     [expected] = read(reader, scan(drawn()))
     [found] = ocr(server, as_file(drawn()), task="spotting").json()["pages"]
     assert without_timings(found) == without_timings(page_to_json(expected))
     assert ocr(server, as_file(drawn()), format="text").text.strip() == expected.text
     told = server.get("/info")["pages"]
     assert told["tasks"] == ["text", "spotting"]
+    by_folder = ocr(server, as_file(drawn()), task="spotting", model=folder.name)
+    assert (
+        served.metric(server, "alula_request_duration_seconds_count", model=told["model"], route="/ocr") >= 1
+    )
+    assert without_timings(by_folder.json()["pages"][0]) == without_timings(found)
     assert told["model"] in {one["id"] for one in server.get("/v1/models")["data"]}
     with ThreadPoolExecutor(4) as clients:
         together = list(clients.map(lambda _: ocr(server, as_file(drawn())).json()["pages"], range(6)))

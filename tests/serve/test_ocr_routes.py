@@ -342,6 +342,15 @@ def test_a_document_ends_with_the_time_of_its_client(server: Running) -> None:
     assert (answer.status_code, answer.json()["error_type"]) == (504, "timeout")
 
 
+def test_a_number_of_seconds_may_stand_behind_the_question_mark(server: Running) -> None:
+    late = server.client.post("/ocr/pdf?timeout=0.001", content=tiff(2), headers=PNG)
+    assert late.status_code == 504
+    answer = server.client.post("/ocr?timeout=20&max_tokens=2", content=file(pixels()), headers=PNG)
+    assert answer.status_code == 200
+    wrong = server.client.post("/ocr?timeout=soon", content=file(pixels()), headers=PNG)
+    assert (wrong.status_code, wrong.json()["error"]) == (400, "timeout is 'soon', expected seconds")
+
+
 def test_the_description_lists_every_field_and_its_example_is_answered(server: Running) -> None:
     paths = server.get("/openapi.json")["paths"]
     for path in PATHS:

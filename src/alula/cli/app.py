@@ -125,13 +125,20 @@ def _run() -> int:
     return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
 
 
+def _names(word: str, option: str) -> bool:
+    return word == option or word.startswith(f"{option}=")
+
+
 def with_what_was_given(message: str, words: Sequence[str]) -> str:
     """What the command-line library refuses, with the value of the option that it names."""
     found = re.search(r"Invalid value for '(--[\w-]+)", message)
     option = found[1] if found else ""
     pairs = zip(words, [*words[1:], ""], strict=True)
-    given = next((after for word, after in pairs if word == option), None)
-    given = next((word.partition("=")[2] for word in words if word.startswith(f"{option}=")), given)
+    # Of an option that is given twice the last one counts.
+    values = [
+        after if word == option else word.partition("=")[2] for word, after in pairs if _names(word, option)
+    ]
+    given = values[-1] if values else None
     return message if not option or given is None else f"{message.rstrip('.')}, given {given!r}"
 
 

@@ -22,7 +22,17 @@ from alula.core.progress import Note, Progress, Silent
 from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking, kind_of
-from alula.ocr.output import FORMATS, Log, asked, draw, keep_drawings_apart, places, usual_format, writing
+from alula.ocr.output import (
+    FORMATS,
+    Log,
+    asked,
+    draw,
+    keep_drawings_apart,
+    places,
+    remove_left,
+    usual_format,
+    writing,
+)
 from alula.ocr.pool import taken
 from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
@@ -143,6 +153,8 @@ def ocr(
             boxes=boxes,
         )
         log = None
+        for left in remove_left(goals.values()):
+            print(f"alula: {left}: removed, a run that was killed had left it", file=sys.stderr)
         if output is not None and output.is_dir():
             log = Log(output, asked(model, asdict(ask), form, asdict(selection), _seen(taking), boxes))
         order = {source: at for at, source in enumerate(goals)}
@@ -235,8 +247,14 @@ class _Run:
         try:
             return self._file(source, outcomes)
         except OSError as error:
-            if error.errno in _FULL or self.goals[source] is None:
+            goal = self.goals[source]
+            if goal is None:
                 raise
+            if error.errno in _FULL:
+                said = (
+                    f"{error.strerror}; make room and run the command again: whole results are not read again"
+                )
+                raise OSError(error.errno, said, str(goal)) from error
             said = f"{source}: its result cannot be written to {self.goals[source]}: {error.strerror}"
             print(f"alula: {said}", file=sys.stderr)
             return Summary(file=source, error=said)

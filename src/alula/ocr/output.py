@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ DRAWN = ".boxes.jpg"
 FORMATS = (*TEXT_FORMATS, PDF)
 LOG = ".alula-ocr.jsonl"
 """In the folder of results: a line for each that is whole."""
+
+_ASIDE = re.compile(r"\..*\.([1-9][0-9]*)(\.[^.]+)?\.part", re.DOTALL)
 
 _USUAL: Mapping[Task, str] = {
     "document": "md",
@@ -122,6 +125,28 @@ def writing(to: Path | None, form: str, source: str, task: Task) -> Iterator[Wri
 def _aside(to: Path) -> Path:
     """Beside a result, by a name that is allowed wherever the result's own is, however long that is."""
     return to.with_name(f".{to.stem[:40]}.{os.getpid()}{to.suffix}.part")
+
+
+def remove_left(results: Iterable[Path | None]) -> list[Path]:
+    """Remove what runs that were killed have left beside results, whose process is no more; gives what that was."""
+    folders = {to.parent for to in results if to is not None}
+    found = [path for folder in folders for path in folder.glob(".*.part") if _is_left(path)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return sorted(found)
+
+
+def _is_left(path: Path) -> bool:
+    ours = _ASIDE.fullmatch(path.name)
+    if ours is None or not path.is_file():
+        return False
+    try:
+        os.kill(int(ours[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # another user's
+        return False
+    return False
 
 
 def draw(page: Page, scan: Scan, beside: Path) -> None:

@@ -33,6 +33,8 @@ LOOKED_AT = 64
 """Bytes of what came last: enough to see whose path it asks for."""
 
 
+PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
 MOST_HEAD_BYTES = 65_536
 """Of a request, before its body; the parser has no limit of its own."""
 
@@ -157,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._http.data_received(data)
         self._head_bytes = self._head_bytes + len(data) if self._http.in_head else 0
         if self._head_bytes > MOST_HEAD_BYTES:
-            self._malformed("the head is too large")
+            self._refuse(431, f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
         if not self._waits:
             self._unwait()
         elif self._timer is None:
@@ -207,12 +209,16 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _malformed(self, message: str) -> None:
-        """What uvicorn would say in plain text of bytes that are no request; nothing in the middle of an answer."""
+        """What uvicorn would say in plain text of bytes that are no request."""
+        self._refuse(400, "what was sent is no HTTP/1.1 request")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer and close; nothing in the middle of an answer."""
         if self._transport is None:
             return
         if self._waits or not self._http.cycle.response_started:
-            failure = Failure(status=400, kind="validation", message="what was sent is no HTTP/1.1 request")
-            self._transport.write(_answer(failure, "Bad Request", openai=_is_openai(self._begins)))
+            failure = Failure(status=status, kind="validation", message=message)
+            self._transport.write(_answer(failure, PHRASES[status], openai=_is_openai(self._begins)))
         self._transport.close()
 
     def _tell(self, data: bytes) -> None:

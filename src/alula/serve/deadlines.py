@@ -74,7 +74,7 @@ def from_field(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{FIELD} is no number, expected seconds (in a form: the header {HEADER})")
+        raise InputError(f"{FIELD} is no number, expected seconds")
     return within(value, FIELD)
 
 

@@ -18,6 +18,7 @@ from alula.bundles import Bundle
 from alula.core.errors import Overloaded, RunError
 from alula.core.model import ModelSpec
 from alula.core.tensor import Feeds
+from alula.core.words import PIPELINE
 from alula.documents import Page, Scan
 from alula.ocr.pipeline import DETECT, RECOGNISE, TURN, UPSIDE_DOWN, Part, Pipeline
 from alula.ocr.reader import Ask
@@ -27,6 +28,7 @@ from alula.serve.opening import PART
 from alula.serve.options import ServeOptions
 from alula.serve.pages import Pages
 from alula.serve.pictures import Pictures, Uploaded
+from alula.serve.records import current
 from alula.serve.uploads import Upload
 
 T = TypeVar("T")
@@ -54,7 +56,14 @@ class Trio:
     def names(self) -> set[str]:
         """What else they may call them."""
         both = (self.detect, self.recognise)
-        return {name for each in both for name in (each.name, each.bundle.root.name)}
+        return {*(name for each in both for name in (each.name, each.bundle.root.name)), *self._folder}
+
+    @property
+    def _folder(self) -> set[str]:
+        """The name of the pipeline's folder, where all three lie in one."""
+        roots = [each.bundle.root.absolute() for each in (self.detect, self.turn, self.recognise)]
+        whole = tuple(root.name for root in roots) == PIPELINE and len({root.parent for root in roots}) == 1
+        return {roots[0].parent.name} if whole else set()
 
 
 def trio_of(services: Sequence[Served]) -> Trio | None:
@@ -180,6 +189,7 @@ class LineReader:
     async def read(self, scan: Scan, ask: Ask) -> Page:
         """One page; of one that nobody waits for any more no further batch is run."""
         loop, left = asyncio.get_running_loop(), threading.Event()
+        current().asked(self.name, 1)
         trio = self._trio
         parts = {
             name: Part(bundle=each.bundle, engine=each.bundle.engine(PART), run=_within(each, loop, left))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -12,14 +13,20 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from alula.core.errors import InputError
+from alula.serve.deadlines import FIELD
 from alula.serve.errors import Refused
 from alula.serve.records import current
 
 NUMBERS = ("top_k", "max_tokens")
 """Fields that are numbers; in a form and behind a question mark all are texts."""
 
+SECONDS = (FIELD,)
+"""Fields that are numbers with a fraction, likewise."""
+
 FLAGS = ("pictures",)
 """Fields that are true or false, likewise."""
+
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 MOST_PARTS = 1_024
 MOST_HEADER_BYTES = 8_192
@@ -101,6 +108,8 @@ def _image(value: Any, where: str) -> Upload:
 def _read(name: str, text: str) -> Any:
     if name in NUMBERS:
         return _number(name, text)
+    if name in SECONDS:
+        return _seconds(name, text)
     return _flag(name, text) if name in FLAGS else text
 
 
@@ -108,6 +117,12 @@ def _flag(name: str, text: str) -> bool:
     if text not in {"true", "false"}:
         raise InputError(f"{name} is {text[:20]!r}, expected true or false")
     return text == "true"
+
+
+def _seconds(name: str, text: str) -> float:
+    if not _DECIMAL.fullmatch(text):
+        raise InputError(f"{name} is {text[:20]!r}, expected seconds")
+    return float(text)
 
 
 def _number(name: str, text: str) -> int:
