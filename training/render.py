@@ -149,8 +149,11 @@ def _written(  # noqa: PLR0913, PLR0917 - the last three say what is written
 
 
 def stretched(rng: random.Random, shape: Shape) -> Shape:
-    """How large a page is written that becomes one of `shape`: on some of them letters are wider, or narrower."""
-    across, down = (rng.uniform(0.85, 1.2), rng.uniform(0.85, 1.2)) if rng.random() < 0.2 else (1.0, 1.0)
+    """How large a page is written that becomes one of `shape`: on some of them letters are wider, or narrower.
+
+    Down it is made smaller by a twentieth at most, so that lines stay in squares of their own.
+    """
+    across, down = (rng.uniform(0.85, 1.2), rng.uniform(0.85, 1.05)) if rng.random() < 0.2 else (1.0, 1.0)
     return round(shape[0] * across), round(shape[1] * down)
 
 
