@@ -24,7 +24,7 @@ class Asked:
 
 
 LEAST_TYPE = 20
-"""Pixels of the smallest type: a square of 32, which becomes one token of the language model, has three to four letters."""
+"""Pixels of the smallest type: a square of 32, one token of the language model, has three to four letters."""
 LEAST_LEADING = 34.0
 """Pixels from one line to the next: where two lines shared a square, the first model made half of its errors."""
 
