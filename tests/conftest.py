@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import packaged
 import pytest
 from gpus import REASON
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays, and is looked through no more by whoever collects what is left of a test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
