@@ -118,3 +118,25 @@ def test_sizes_that_the_network_does_not_take_give_nobody_anothers_answer(tmp_pa
                 session.run({"x": np.zeros((2, 1, height, 4), np.float32)})
             for _ in range(4):
                 np.testing.assert_array_equal(session.run(even)["y"], wanted)
+
+
+def test_sizes_that_do_not_fit_one_another_are_the_callers_fault_and_told_with_those_that_do(
+    tmp_path: Path,
+) -> None:
+    left, right = (helper.make_tensor_value_info(name, 1, ["batch", name]) for name in ("left", "right"))
+    out = helper.make_tensor_value_info("out", 1, ["batch", "left"])
+    proto = helper.make_model(
+        helper.make_graph([helper.make_node("Add", ["left", "right"], ["out"])], "add", [left, right], [out]),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    graph = save(ir.from_proto(proto), tmp_path / "add.onnx", "fp32")
+    plan = Plan(profile=Profile({axis: Range(2, 4, 16) for axis in ("batch", "left", "right")}))
+    made = OpenVino().compile(graph, plan, tmp_path / "engine")
+    with closing(OpenVino().open(made)) as session:
+        ones = np.ones((2, 5), np.float32)
+        with pytest.raises(
+            ShapeError,
+            match=r"does not take batch 2, left 5, right 3.*fit one another as in batch 4, left 4, right 4",
+        ):
+            session.run({"left": ones, "right": ones[:, :3]})
+        np.testing.assert_array_equal(session.run({"left": ones, "right": ones})["out"], ones * 2)

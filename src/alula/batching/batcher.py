@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from time import monotonic
@@ -36,7 +36,7 @@ IN_TIME = 0.75
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered(Generic[Out]):
-    """The results of a batch's rows, in their order.
+    """The results of a batch's rows, in their order; those at the places in `failed` have an error instead.
 
     `seconds` is how long the engine worked, where it says so; `replayed` whether it replayed what it had recorded of
     this shape, where it records any.
@@ -45,6 +45,7 @@ class Answered(Generic[Out]):
     results: Sequence[Out]
     seconds: float | None = None
     replayed: bool | None = None
+    failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -287,7 +288,10 @@ class Batcher(Generic[In, Out]):
             if failed:
                 request.fail(failed)
             elif answered:
-                request.take(row, answered.results[at])
+                if error := answered.failed.get(at):
+                    request.fail(error)
+                else:
+                    request.take(row, answered.results[at])
         ran = Ran(
             rows=rows,
             tokens=sum(chain.from_iterable(waiting.lengths for waiting in batch)),

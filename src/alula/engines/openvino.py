@@ -35,6 +35,8 @@ DEVICE = "CPU"
 # is read, 0.42 and 296 for OpenVINO's IR, 0.52 and 298 for ONNX compiled at open. Blobs without weights load only
 # where OpenVINO's own cache wrote them, and in 0.49 seconds.
 FILE = "engine.blob"
+OF_SHAPES = "shape_inference"
+"""Stands in every error of OpenVINO's whose cause are sizes that do not fit: the path of its source that found them."""
 
 
 class OpenVino:
@@ -185,6 +187,8 @@ class OpenVinoSession:
             if self._load is not None:
                 # What the call left in its lane would have calls fail that are well.
                 self._begin(self._load())
+            if OF_SHAPES in str(error):
+                raise self._not_taken(sizes) from error
             raise RunError(f"openvino failed: {said(error)}") from error
         finally:
             requests.append(request)
@@ -198,8 +202,16 @@ class OpenVinoSession:
         for spec in self.outputs:
             known = all(axis in sizes for axis in spec.shape if isinstance(axis, str))
             if spec.name in found and known and found[spec.name].shape != spec.sized(sizes):
-                asked = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-                raise ShapeError(f"the network does not take {asked}, though each is within its range")
+                raise self._not_taken(sizes)
+
+    def _not_taken(self, sizes: Mapping[str, int]) -> ShapeError:
+        """Each is within its range, and together they do not fit; what does is known of the sizes it was built for."""
+        asked = _told(sizes)
+        usual = _told({axis: self._profile.axes[axis].opt for axis in sizes if axis in self._profile.axes})
+        return ShapeError(
+            f"the network does not take {asked}, though each is within its range; expected sizes that fit one another"
+            f" as in {usual}"
+        )
 
     def counted(self) -> dict[str, int]:
         """Microseconds of each layer that ran, the mean over all calls so far, where the counters are on."""
@@ -218,6 +230,10 @@ class OpenVinoSession:
     def close(self) -> None:
         """Release model and memory."""
         self._requests = self._compiled = self._load = None
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
 def lanes_within(threads: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,23 +50,43 @@ class Arrays(Batched[Feeds]):
         return joined(await self._queued(rows, [1] * count))
 
     async def _call(self, rows: list[Feeds]) -> Answered[Feeds]:
-        """Rows of one shape go together, as many as the engine takes of it."""
+        """Rows of one shape go together, as many as the engine takes of it; those of a shape that it refuses fail alone."""
+        found: dict[int, Feeds] = {}
+        failed: dict[int, Exception] = {}
+        ran: list[Outcome] = []
+        for places in self._alike(rows):
+            if error := await self._refused(rows, places, found, ran):
+                failed.update(dict.fromkeys(places, error))
+        done = answered([found.get(at, {}) for at in range(len(rows))], ran)
+        return replace(done, failed=failed)
+
+    def _alike(self, rows: Sequence[Feeds]) -> list[list[int]]:
+        """The places of rows that may run together; what a request brings runs alone where no rows are declared."""
         if not self.by_row:
-            each = [await self._run(feeds) for feeds in rows]
-            return answered([one.outputs for one in each], each)
+            return [[at] for at in range(len(rows))]
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for at, row in enumerate(rows):
             groups.setdefault(tuple(row[spec.name].shape for spec in self._inputs), []).append(at)
-        found: dict[int, Feeds] = {}
-        ran: list[Outcome] = []
-        for places in groups.values():
-            await self._group(rows, places, found, ran)
-        return answered([found[at] for at in range(len(rows))], ran)
+        return list(groups.values())
+
+    async def _refused(
+        self, rows: Sequence[Feeds], places: Sequence[int], found: dict[int, Feeds], ran: list[Outcome]
+    ) -> InputError | None:
+        """Run some rows and put their outputs where they belong, or tell why they are not taken."""
+        try:
+            if self.by_row:
+                await self._group(rows, places, found, ran)
+            else:
+                ran.append(await self._run(rows[places[0]]))
+                found[places[0]] = ran[-1].outputs
+        except InputError as error:
+            return error
+        return None
 
     async def _group(
         self, rows: Sequence[Feeds], places: Sequence[int], found: dict[int, Feeds], ran: list[Outcome]
     ) -> None:
-        """Rows of one shape, whose outputs are put where they belong."""
+        """Rows of one shape."""
         sizes = self._sizes(rows[places[0]])
         most = within_bytes(rows[places[0]].values(), self.policy.max_bytes)
         most = max(min(most, self._profile.most(ROWS, sizes)), 1)
