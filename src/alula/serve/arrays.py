@@ -50,7 +50,7 @@ class Arrays(Batched[Feeds]):
         return joined(await self._queued(rows, [1] * count))
 
     async def _call(self, rows: list[Feeds]) -> Answered[Feeds]:
-        """Rows of one shape go together, as many as the engine takes of it; those of a shape that it refuses fail alone."""
+        """Rows of one shape go together, as many as the engine takes; those of a shape that it refuses fail alone."""
         found: dict[int, Feeds] = {}
         failed: dict[int, Exception] = {}
         ran: list[Outcome] = []
