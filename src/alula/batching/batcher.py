@@ -288,8 +288,8 @@ class Batcher(Generic[In, Out]):
             if failed:
                 request.fail(failed)
             elif answered:
-                if error := answered.failed.get(at):
-                    request.fail(error)
+                if why := answered.failed.get(at):
+                    request.fail(why)
                 else:
                     request.take(row, answered.results[at])
         ran = Ran(
