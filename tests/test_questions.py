@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+import tiny_images
+from PIL import Image
 
 from alula import families
 from alula.codecs import Row, TextCodec
@@ -54,10 +57,28 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("count", [1, 3, 9, 40])
 def test_every_row_is_in_one_call(encoder: Path, count: int) -> None:
-    """Adlik/Adlik#534 (S14): with fewer samples than a batch, or a rest that fills none, samples went missing."""
+    """Adlik/Adlik#534: with fewer samples than a batch, or a rest that fills none, samples went missing."""
     questions = asked(encoder, data(texts(count)))
     assert sorted(row for call in questions.calls for row in call.rows) == list(range(count))
     assert sum(int(feeds["attention_mask"].sum()) for feeds in questions) == tokens_of(questions)
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_every_image_is_in_one_call(count: int, tmp_path: Path) -> None:
+    """Adlik/Adlik#534: of three images no batch of eight was made, and of nine the last was left out."""
+    folder = tiny_images.image_checkpoint(tmp_path, "resnet")
+    rows = []
+    for at in range(count):
+        file = io.BytesIO()
+        Image.new("RGB", (32, 32), (20 * at, 0, 0)).save(file, "PNG")
+        rows.append(Example(image=file.getvalue(), line=at + 1))
+    images = Dataset(path=Path("images"), examples=tuple(rows), skipped=(), digest="")
+    profile = Profile({"batch": Range(1, 8, 8)})
+    pixels = np.concatenate(
+        [feeds["pixel_values"] for feeds in asked(folder, images, "image-classification", profile)]
+    )
+    reds = (np.asarray(pixels)[:, 0, 0, 0] * 0.5 + 0.5) * 255
+    np.testing.assert_allclose(np.sort(reds), np.arange(count) * 20, atol=0.01)
 
 
 @pytest.mark.parametrize("count", [1, 8, 20, 1000])

@@ -1,60 +1,81 @@
-"""Public reports of what went wrong elsewhere: each has a test here that names it."""
+"""`docs/reports.md`: public reports of what went wrong elsewhere; each is held by a test here that names it."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "reports.md").read_text("utf-8")
 
-REPORTS = {
-    "saving again doubles external data": "onnx/onnx#6655",
-    "weights are looked up in the working folder": "NVIDIA/TensorRT#4257",
-    "an empty file above 2 GiB": "pytorch/pytorch#19277",
-    "batch or length is frozen by tracing": "kotaro-kinoshita/yomitoku#215",
-    "tied weights are stored twice": "huggingface/optimum#1326",
-    "token_type_ids are missing": "huggingface/optimum#1758",
-    "a fully masked row is NaN": "microsoft/onnxscript#2479",
-    "positions are fixed at the traced size": "huggingface/transformers#33226",
-    "a hidden state overflows fp16": "huggingface/transformers#5651",
-    "squares of a norm overflow fp16": "pytorch/pytorch#133085",
-    "a standardisation overflows fp16": "vllm-project/vllm#40290",
-    "half precision meets float32 constants": "huggingface/transformers#35332",
-    "a row differs alone and in a batch": "NVIDIA/TensorRT#3730",
-    "nothing, or too much, kills the server": "triton-inference-server/server#5972",
-    "a truncated engine": "NVIDIA/TensorRT#2072",
-    "an engine of another build": "NVIDIA/TensorRT#2177",
-    "a silent fallback to the CPU": "microsoft/onnxruntime#23372",
-    "pooling ignores the padding's side": "huggingface/sentence-transformers#3208",
-    "a pair with an empty side": "huggingface/tokenizers#381",
-    "a lone surrogate": "JustVugg/colibri#1589",
-    "514 positions hold 512 tokens": "huggingface/transformers#14243",
-    "memory creeps with varied shapes": "microsoft/onnxruntime#24376",
-    "the opset asked for is ignored": "pytorch/pytorch#150592",
-    "a calibration is reused after the weights changed": "NVIDIA/TensorRT#3137",
-    "a calibrator leaves a rest of samples out": "Adlik/Adlik#534",
-    "a recogniser loses what it reads in int8": "OpenPPL/ppq#419",
-    "a recogniser gives NaN in int8": "NVIDIA/TensorRT#2490",
-    "a photograph lies on its side": "sgl-project/sglang#33464",
-    "sixteen bits become white": "unslothai/unsloth#10094",
-    "inks are taken for colours": "python-pillow/Pillow#2564",
-    "text on nothing becomes black on black": "tesseract-ocr/tesseract#369",
-    "pages and pictures behind the first": "tesseract-ocr/tesseract#3369",
-    "a vast raster in a small file": "vllm-project/vllm#47010",
-    "slivers": "PaddlePaddle/PaddleX#5087",
-    "one image that is cut off stalls all": "rom1504/clip-retrieval#257",
-    "a locked PDF": "jztan/pdf-mcp#59",
-    "a page without a size": "pymupdf/PyMuPDF#3663",
-    "all pages are rendered before the first is read": "xberg-io/xberg#576",
-    "a page is turned twice": "Unstructured-IO/unstructured-inference#514",
-    "boxes are thousandths": "Tencent-Hunyuan/HunyuanOCR#76",
-    "an answer of coordinates alone": "Tencent-Hunyuan/HunyuanOCR#118",
-    "honest repetition": "xberg-io/xberg#1704",
-}
+LINK = re.compile(r"\[([\w.-]+/[\w.-]+)#(\d+)\]\((https://[^)]*)\)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-@pytest.mark.parametrize("what", REPORTS)
-def test_a_report_is_named_by_a_test(what: str) -> None:
-    files = [path for path in TESTS.rglob("test_*.py") if path.name != Path(__file__).name]
-    assert any(REPORTS[what] in path.read_text("utf-8") for path in files)
+def rows(page: str) -> list[list[str]]:
+    """The cells of every row but the heads of tables."""
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] != "report" and set(row[0]) != {"-"}]
+
+
+def faults(row: list[str]) -> Iterator[str]:
+    """What is wrong with a row."""
+    link = LINK.fullmatch(row[0])
+    if len(row) != 4 or not all(row) or link is None:
+        yield "has not an address and three cells with something in them"
+        return
+    if link[3] != f"https://github.com/{link[1]}/issues/{link[2]}":
+        yield "leads elsewhere than it says"
+    if not TEST.findall(row[3]):
+        yield "has no test"
+    tests = TEST.findall("|".join(row[2:]))
+    lacking = [f"{file}::{name}" for file, name in tests if name not in defined(file)]
+    if lacking:
+        yield f"names tests that there are not: {lacking}"
+    if not any(re.search(rf"{link[1]}#{link[2]}\b", source(file)) for file, _ in tests):
+        yield "is named in none of the files of its tests"
+
+
+@cache
+def source(file: str) -> str:
+    path = ROOT / file
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
+@cache
+def defined(file: str) -> frozenset[str]:
+    """Names of the tests that a file defines, by its text alone."""
+    functions = [each for each in ast.parse(source(file)).body if isinstance(each, ast.FunctionDef)]
+    return frozenset(each.name for each in functions if each.name.startswith("test_"))
+
+
+@pytest.mark.parametrize("row", rows(PAGE), ids=lambda row: row[0].partition("]")[0].strip("["))
+def test_a_report_is_held_by_tests_that_there_are_and_that_name_it(row: list[str]) -> None:
+    assert list(faults(row)) == []
+
+
+def test_every_report_has_one_row() -> None:
+    reports = [row[0] for row in rows(PAGE)]
+    assert len(reports) > 60
+    assert len(set(reports)) == len(reports)
+
+
+def test_a_row_that_is_wrong_is_found() -> None:
+    good = next(row for row in rows(PAGE) if "onnx/onnx#6655" in row[0])
+    for cell, old, new, said in (
+        (0, "](", "] (", "has not an address"),
+        (0, "issues/6655", "issues/6656", "leads elsewhere than it says"),
+        (0, "6655", "5566", "is named in none"),
+        (1, good[1], "", "has not an address"),
+        (3, "`", "", "has no test"),
+        (3, "::test_saving", "::test_no_saving", "names tests that there are not"),
+        (3, "graphs/test_save", "graphs/test_nowhere", "names tests that there are not"),
+    ):
+        wrong = [*good[:cell], good[cell].replace(old, new), *good[cell + 1 :]]
+        assert said in " ".join(faults(wrong))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,35 @@ def test_the_oldest_entries_go_when_the_bound_is_passed(bundle: Bundle, tmp_path
         os.utime(tmp_path / "cache" / "bundles" / key, (age, age))
     cache.keep("newest", bundle.root)
     assert sorted(path.name for path in (tmp_path / "cache" / "bundles").iterdir()) == ["new", "newest"]
+
+
+def test_processes_that_keep_and_fetch_one_entry_at_once_find_it_whole(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """ekhodzitsky/gigastt#339: two processes wrote one file of a cache, and what was read was half of each."""
+    work = (
+        "import sys; from pathlib import Path; from alula.bundles import Cache\n"
+        "cache, built, mine = Cache(root=Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])\n"
+        "for at in range(12):\n"
+        "    cache.keep('k', built)\n"
+        "    found = cache.fetch('k', mine)\n"
+        "    assert found is None or found.verified\n"
+    )
+    paths = [str(tmp_path / "cache"), str(bundle.root)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", work, *paths, str(tmp_path / f"own {at}")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for at in range(3)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    found = Cache(root=tmp_path / "cache").fetch("k", tmp_path / "after")
+    assert found is not None
+    assert Bundle.open(found.root).verified
+    assert [path.name for path in (tmp_path / "cache" / "bundles").iterdir()] == ["k"], "scraps are left"
 
 
 def test_the_key_depends_on_every_input_and_not_on_their_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -34,6 +35,7 @@ def ranges(method: str, *batches: Floats, masks: tuple[NDArray[np.bool_], ...] =
 
 @each_method
 def test_how_values_were_cut_into_batches_and_their_order_do_not_matter(method: str, values: Floats) -> None:
+    """huggingface/optimum#409: entropy failed where a batch had more than one example."""
     whole = ranges(method, values)
     assert ranges(method, *values) == whole
     assert ranges(method, *values[::-1]) == whole
@@ -122,6 +124,24 @@ def test_an_unknown_method_is_refused_with_those_there_are() -> None:
         InputError, match="calibration method 'mse' is not one of: min-max, percentile, entropy"
     ):
         calibrator("mse")
+
+
+def test_a_thousand_images_take_no_more_memory_than_a_hundred() -> None:
+    """microsoft/onnxruntime#21979: every activation of every image was kept until the last had been seen."""
+    drawn = np.random.default_rng(0)
+    images = [drawn.standard_normal((1, 3, 64, 64)).astype(np.float32) for _ in range(4)]
+    for method in METHODS:
+        made = calibrator(method)
+        tracemalloc.start()
+        try:
+            for at in range(1000):
+                made.add("x", images[at % 4] * (1 + at % 7), None)
+                if at == 100:
+                    level = tracemalloc.get_traced_memory()[0]
+            assert tracemalloc.get_traced_memory()[0] - level < images[0].nbytes, method
+        finally:
+            tracemalloc.stop()
+        assert made.ranges()["x"][1] > 1
 
 
 def test_a_histogram_stays_as_large_as_it_is() -> None:

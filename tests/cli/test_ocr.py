@@ -323,7 +323,7 @@ def test_a_drawn_page_never_takes_the_place_of_a_file_to_read(
 
 @pytest.mark.parametrize("form", ["json", "html", "pdf"])
 def test_slivers_are_pages_too(run: Any, form: str) -> None:
-    """S31, PaddlePaddle/PaddleX#5087: thin crops ended in errors of factors, tokens or channels."""
+    """PaddlePaddle/PaddleX#5087: thin crops ended in errors of factors, tokens or channels."""
     sizes = [(1000, 1), (313, 1), (1, 1), (28, 26), (201, 1), (1, 900), (690, 15420)]
     files = []
     for width, height in sizes:

@@ -121,6 +121,7 @@ def test_labels_that_do_not_fit_the_logits_are_refused() -> None:
 
 
 def test_entities_are_spans_of_the_users_text_in_code_points() -> None:
+    """watson-developer-cloud/node-sdk#1033: an emoji shifted all places behind it by one."""
     text = "🦜🦜 Ada Lovelace in 👩‍👩‍👧 Paris"
     logits = logits_for([0, 0, 1, 2, 0, 0, 3, 0], 4)
     found = entities({"logits": logits}, row_of(text), text, spec(TAGS))

@@ -160,7 +160,7 @@ def test_pixels_are_blue_first_and_normalised() -> None:
 
 
 def test_boxes_refer_to_the_upright_page(tmp_path: Path) -> None:
-    """sgl-project/sglang#33464 (S25): a tag in the file turns the page, and boxes with it."""
+    """sgl-project/sglang#33464: a tag in the file turns the page, and boxes with it."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (800, 1200)).save(tmp_path / "turned.jpg", exif=exif)

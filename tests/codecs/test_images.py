@@ -41,7 +41,7 @@ def codec(
 @pytest.mark.parametrize(("tag", "corner"), list(enumerate(("TL", "TR", "BR", "BL") * 2, start=1)))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_images_are_turned_upright(tag: int, corner: str, kind: str) -> None:
-    """S25, sgl-project/sglang#33464: a photograph tagged as lying on its side was read lying."""
+    """sgl-project/sglang#33464: a photograph tagged as lying on its side was read lying."""
     picture = Image.new("RGB", (24, 16), "white")
     picture.paste(RED, (0, 0, 8, 8))
     exif = Image.Exif()
@@ -53,7 +53,7 @@ def test_images_are_turned_upright(tag: int, corner: str, kind: str) -> None:
 
 
 def test_sixteen_bits_of_grey_keep_their_shades() -> None:
-    """S26, unslothai/unsloth#10094: everything above 255 of 65535 became white."""
+    """unslothai/unsloth#10094: everything above 255 of 65535 became white."""
     ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(1, -1)
     for given in (
         encoded(Image.fromarray(ramp)),
@@ -64,7 +64,7 @@ def test_sixteen_bits_of_grey_keep_their_shades() -> None:
 
 
 def test_inks_become_colours() -> None:
-    """S27, python-pillow/Pillow#2564: four channels, or white and black swapped."""
+    """python-pillow/Pillow#2564: four channels, or white and black swapped."""
     picture = Image.new("CMYK", (32, 16), (0, 0, 0, 0))
     picture.paste((0, 0, 0, 255), (0, 0, 16, 16))
     found = levels(encoded(picture, "JPEG", quality=95))
@@ -74,7 +74,7 @@ def test_inks_become_colours() -> None:
 
 
 def test_what_is_transparent_is_white() -> None:
-    """S28, tesseract-ocr/tesseract#369: black text on a transparent page became a black page."""
+    """tesseract-ocr/tesseract#369: black text on a transparent page became a black page."""
     picture = Image.new("RGBA", (20, 10), (0, 0, 0, 0))
     picture.paste((0, 0, 0, 255), (5, 3, 9, 6))
     expected = np.full((10, 20, 3), 255, np.uint8)
@@ -96,7 +96,7 @@ def test_what_is_transparent_is_white() -> None:
 
 
 def test_an_animation_is_its_first_frame_and_pages_are_refused(tmp_path: Path) -> None:
-    """S29, tesseract-ocr/tesseract#3369: 125 frames never ended, and of three pages the first was read in silence."""
+    """tesseract-ocr/tesseract#3369: 125 frames never ended, and of three pages the first was read in silence."""
     frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(0, 250, 2)]
     started = time.perf_counter()
     found = levels(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
@@ -122,7 +122,7 @@ def blank(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("side", [13_400, 20_000, 2**31 - 1])
 def test_images_of_too_many_pixels_are_refused_by_their_header(side: int) -> None:
-    """S30, vllm-project/vllm#47010: a small file with an enormous picture ate all memory."""
+    """vllm-project/vllm#47010: a small file with an enormous picture ate all memory."""
     with pytest.raises(InputError, match=r"^page.png has more than 178956970 pixels; make it smaller$"):
         decode(blank(side, side), "page.png")
 
@@ -138,7 +138,7 @@ def test_a_lower_limit_of_pixels_is_kept_too(tmp_path: Path) -> None:
 
 
 def test_a_large_scan_is_read_without_a_warning(tmp_path: Path) -> None:
-    """S30: Pillow warns at 89 million pixels, which here would fail the test; one bit a pixel keeps it quick."""
+    """vllm-project/vllm#47010: Pillow warns of 89 million pixels, which fails tests; one bit a pixel is quick."""
     page = Image.new("1", (9_600, 9_600), 1)
     page.save(tmp_path / "page.png")
     found = codec(tmp_path, {**SQUARE, **HALVES}, (31, 24)).encode(tmp_path / "page.png")
@@ -147,14 +147,14 @@ def test_a_large_scan_is_read_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(200, 1), (1, 200), (28, 26), (690, 15420)])
 def test_thin_images_are_read(tmp_path: Path, width: int, height: int) -> None:
-    """S31, PaddlePaddle/PaddleX#5087: an image of one row was taken for one of a single channel."""
+    """PaddlePaddle/PaddleX#5087: an image of one row was taken for one of a single channel."""
     found = codec(tmp_path).encode(encoded(Image.new("RGB", (width, height))))
     assert found.shape == (3, 32, 28)
 
 
 @pytest.mark.parametrize(("width", "height"), [(201, 1), (313, 1), (1, 1000)])
 def test_images_that_are_hardly_more_than_a_line_are_refused(tmp_path: Path, width: int, height: int) -> None:
-    """S31: brought to a height of 224, an image of 100000 x 1 pixels would have 15 gigabytes."""
+    """PaddlePaddle/PaddleX#5087: brought to a height of 224, an image of 100000 x 1 pixels would have 15 gigabytes."""
     with pytest.raises(
         InputError, match=rf"^strip is {width} x {height} pixels; expected a side at most 200 ti"
     ):
@@ -164,7 +164,7 @@ def test_images_that_are_hardly_more_than_a_line_are_refused(tmp_path: Path, wid
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
 def test_an_image_cut_short_is_refused_and_the_next_one_read(tmp_path: Path, kind: str) -> None:
-    """S32, rom1504/clip-retrieval#257: it opened, failed while it was resized, and stalled the whole run."""
+    """rom1504/clip-retrieval#257: it opened, failed while it was resized, and stalled the whole run."""
     whole = encoded(noise(64, 64), kind)
     reader = codec(tmp_path)
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])

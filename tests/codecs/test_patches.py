@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from alula.codecs.patches import Patcher
 from alula.core.errors import InputError
@@ -42,6 +42,44 @@ def test_a_page_is_what_transformers_makes_of_it(size: tuple[int, int], tmp_path
     found = patcher(tmp_path).encode(page)
     assert [[1, *found.shape[:2]]] == wanted["image_grid_thw"].tolist()
     assert np.array_equal(found.reshape(-1, found.shape[2]), wanted["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("page", "made", "patches"),
+    [
+        ((200, 1), (7264, 64), 1816),  # PaddlePaddle/PaddleX#5087
+        ((28, 26), (544, 512), 1088),
+        ((690, 15420), (416, 9664), 15_704),
+        ((2550, 3301), (1792, 2304), 16_128),  # Tencent-Hunyuan/HunyuanOCR#114
+    ],
+)
+def test_odd_pages_have_the_sizes_that_the_published_rule_gives(
+    page: tuple[int, int], made: tuple[int, int], patches: int, tmp_path: Path
+) -> None:
+    """Slivers ended in errors; Tencent-Hunyuan/HunyuanOCR#114: a page as it was scanned had 33 thousand patches."""
+    assert patcher(tmp_path).size(*page) == made
+    assert made[0] * made[1] // 16**2 == patches
+
+
+@pytest.mark.parametrize("page", [(201, 1), (313, 1), (1000, 1)])
+def test_a_sliver_is_refused_before_it_is_made_larger(page: tuple[int, int], tmp_path: Path) -> None:
+    """PaddlePaddle/PaddleX#5087: an image hardly higher than a pixel ended in an error of channels or factors."""
+    with pytest.raises(InputError, match=rf"{page[0]} x 1 is more than 200 times as long as wide; cut it"):
+        patcher(tmp_path).encode(Image.new("RGB", page))
+
+
+def test_fine_print_is_made_smaller_bicubically(tmp_path: Path) -> None:
+    """huggingface/transformers#47233: a default fell to bilinear, and small letters were no longer read."""
+    page = Image.new("RGB", (3200, 2400), "white")
+    drawing = ImageDraw.Draw(page)
+    for row in range(0, 2400, 16):
+        drawing.text((4, row), "the small print of clause 17.4 (b) " * 16, fill="black")
+    found = patcher(tmp_path).encode(page)
+    size = (found.shape[1] * 16, found.shape[0] * 16)
+    assert size[0] < 3200
+    once = patcher(tmp_path)  # given a page of its size, it resizes nothing
+    assert np.array_equal(found, once.encode(page.resize(size, Image.Resampling.BICUBIC)))
+    assert np.abs(found - once.encode(page.resize(size, Image.Resampling.BILINEAR))).max() > 0.1
 
 
 @given(width=st.integers(1, 6000), height=st.integers(1, 6000))

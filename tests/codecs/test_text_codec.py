@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,24 @@ def test_cutting_keeps_the_order_and_every_special_token(sources: list[int], lim
         assert kept == sorted(set(kept))
         assert [at for at in kept if sources[at] == -1] == [at for at, s in enumerate(sources) if s == -1]
         assert cut is cut_first or len(kept) <= limit
+
+
+def letters_tokenizer() -> Tokenizer:
+    """Pairs of a letter to runs of 2 ** 12, merge by merge."""
+    runs = ["a" * 2**power for power in range(13)]
+    vocab = {"[PAD]": 0, **{run: at + 1 for at, run in enumerate(runs)}}
+    return Tokenizer(models.BPE(vocab=vocab, merges=[(run, run) for run in runs[:-1]]))
+
+
+@pytest.mark.parametrize("make", [letters_tokenizer, words_tokenizer])
+def test_a_hundred_thousand_equal_letters_are_no_burden(make: Callable[[], Tokenizer]) -> None:
+    """openai/tiktoken#195: a word of so many letters took time that grew with its square."""
+    reader = TextCodec(make(), spec(max_length=16, vocab_size=14))
+    began = time.perf_counter()
+    row = reader.encode("a" * 100_000)
+    assert 1 <= len(row.ids) <= 16
+    assert len(reader.tokens("a" * 100_000)) <= 40
+    assert time.perf_counter() - began < 2
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "a \ude00", "\ude00\ud83d"])

@@ -218,6 +218,17 @@ def test_memory_plateaus_over_random_shapes(session: Session) -> None:
     assert levels[-1] - levels[249] < 4, "still growing after 250 runs"
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+def test_memory_plateaus_over_small_batches_behind_a_large_one(session: Session) -> None:
+    """microsoft/onnxruntime#24376: after one large batch, memory grew with every smaller one."""
+    session.run(feeds(rows=8, length=32))
+    levels = []
+    for seed in range(300):
+        session.run(feeds(rows=7, length=32, seed=seed))
+        levels.append(resident_mib())
+    assert levels[-1] - levels[99] < 4, "still growing after 100 runs"
+
+
 class Broken:
     """A session that keeps every promise but those a subclass breaks."""
 

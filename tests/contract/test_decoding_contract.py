@@ -69,7 +69,7 @@ def test_a_sequence_in_pieces_gives_what_it_gives_whole(
 
 
 def test_ragged_sequences_side_by_side_give_what_each_gives_alone(model: Writer, session: Decoding) -> None:
-    """Case S21: a short prompt beside a long one has its own positions."""
+    """unslothai/unsloth#4078: a short prompt beside a long one has its own positions."""
     lengths = {0: 14, 1: 1, 2: 6, 3: 6}
     start(session, model, *lengths)
     tokens = {each: model.tokens(length + 4, each) for each, length in lengths.items()}

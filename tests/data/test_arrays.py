@@ -44,6 +44,7 @@ def test_one_array_alone_is_enough_for_one_input(tmp_path: Path) -> None:
 
 
 def test_numbers_of_another_width_are_taken_where_nothing_is_lost(tmp_path: Path) -> None:
+    """huggingface/optimum#223: ids of 32 bits were refused where 64 are declared, or the other way round."""
     arrays: dict[str, Array] = {"x": np.ones((2, 3), np.float64), "ids": np.arange(2, dtype=np.int32)}
     feeds = read_feeds(call(tmp_path, arrays), BOTH)
     assert [array.dtype.name for array in feeds.values()] == ["float32", "int64"]

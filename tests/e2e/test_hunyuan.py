@@ -259,6 +259,7 @@ def test_pages_are_made_as_small_as_the_engine_takes(bundles: Mapping[str, Bundl
 
 
 def test_what_was_not_delivered_is_refused(bundles: Mapping[str, Bundle]) -> None:
+    """Tencent-Hunyuan/HunyuanOCR#72: an image did not reach the model, which described one all the same."""
     prompts, page = Prompts.open(bundles["onnxruntime"]), tiny_hunyuan.page(8, 8)
     with pytest.raises(InputError, match="has places for 0 images, 1 are given"):
         prompts.text("Read!", {}, [page])

@@ -88,6 +88,7 @@ def test_real_calls_stand_in_for_drawn_ones_that_a_file_does_not_take(tmp_path: 
 def test_a_call_outside_the_profile_is_refused_by_its_file(
     pictures: Path, calls: Path, tmp_path: Path
 ) -> None:
+    """NVIDIA/TensorRT#2561: calls larger than the profile calibrated an engine that does not take them."""
     np.savez(calls / "7.npz", x=numbers(1, 3, 48, 16))
     with pytest.raises(
         InputError,

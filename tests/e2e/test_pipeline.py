@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 import packaged as tests_packages
 import pytest
@@ -251,6 +252,32 @@ def test_over_http_a_document_comes_page_by_page(server: served.Running) -> None
     assert "Deliverynote7306" in letters(lines[1]["text"])
     assert "Lamp,brass" in letters(lines[3]["text"])
     assert (lines[4]["summary"]["pages"], lines[4]["summary"]["failed"]) == (2, 0)
+
+
+def test_over_http_a_document_is_read_to_its_end_after_a_stop(folder: Path) -> None:
+    """triton-inference-server/server#6287: a stop ended models that a pipeline still needed for what it had begun."""
+    file, names = io.BytesIO(), ("first", "second", "third", "fourth", "fifth", "last")
+    pages = [drawn((f"The {name} sheet", TEXTS[0])) for name in names]
+    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
+    with served.running([folder], engine_command=ENGINE, threads=1, grace_s=60) as server:
+        url = f"{server.url}/ocr/pdf"
+        with httpx.stream(
+            "POST", url, content=file.getvalue(), headers={"content-type": "image/tiff"}, timeout=60
+        ) as answer:
+            lines = answer.iter_lines()
+            found = [json.loads(next(lines))]
+            server.process.send_signal(signal.SIGTERM)
+            served.wait_until(lambda: server.client.get("/health/ready").status_code == 503)
+            late = ocr(server, as_file(drawn()))
+            assert (late.status_code, late.json()["error"]) == (503, "the server is stopping")
+            found += [json.loads(line) for line in lines]
+        server.process.communicate(timeout=20)
+        assert server.process.returncode == 0
+    *read_pages, last = found
+    assert [letters(page["text"].splitlines()[0]) for page in read_pages] == [
+        f"The{name}sheet" for name in names
+    ]
+    assert (last["summary"]["pages"], last["summary"]["failed"]) == (6, 0)
 
 
 def test_over_http_what_a_reader_of_lines_does_not_do_is_refused(server: served.Running) -> None:

@@ -1,6 +1,6 @@
 """The recogniser in int8 against the fp32 one on lines of digits, judged by a budget.
 
-OpenPPL/ppq#419 (S15): the accuracy of a recogniser fell from 67.36 to 40.64 when it became int8, and nothing said so;
+OpenPPL/ppq#419: the accuracy of a recogniser fell from 67.36 to 40.64 when it became int8, and nothing said so;
 in NVIDIA/TensorRT#2490 another gave NaN. Both fail here, by the characters they change.
 """
 

@@ -263,6 +263,7 @@ def test_a_tagger_names_each_token_after_an_emoji_too(
 def test_reranking_has_the_order_and_the_scores_of_transformers(
     server: Running, checkpoints: Mapping[str, Path]
 ) -> None:
+    """elixir-nx/bumblebee#444: pairs were scored without saying which text a token is of."""
     expected = [
         float(
             logits(checkpoints["reranker"], "AutoModelForSequenceClassification", QUERY, text)[0].logits[0, 0]
@@ -358,6 +359,7 @@ def test_nothing_too_much_or_below_zero_is_refused_with_the_range_and_the_server
     path: str, body: dict[str, Any], status: int, message: str, server: Running
 ) -> None:
     # triton-inference-server/server#5972: an empty input, a size of -1 or one above the largest killed the server.
+    # huggingface/text-embeddings-inference#727: an empty list was answered by 413.
     engine = server.engine_pid()
     response = server.post(path, body)
     assert response.status_code == status, response.text

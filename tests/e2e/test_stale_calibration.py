@@ -54,7 +54,7 @@ def of_ranges(calibration: dict[str, dict[str, list[float]]]) -> dict[str, float
 def test_a_build_of_changed_weights_measures_its_own_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVIDIA/TensorRT#3137 (S13): ranges of the weights before were taken from the cache without a word."""
+    """NVIDIA/TensorRT#3137: ranges of the weights before were taken from the cache without a word."""
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
     model, texts, kept = (
         tiny.checkpoint(tmp_path / "model"),

@@ -145,7 +145,7 @@ def test_pages_of_the_released_are_used_again_and_what_was_in_them_is_not(
 
 
 def test_numbers_that_are_none_stay_with_their_sequence(tmp_path: Path) -> None:
-    """Case S46: they are in the pages that the next one gets, too."""
+    """Blaizzy/mlx-vlm#1163: NaN of one answer; they are in the pages that the next one gets, too."""
     model = checkpoint(tmp_path, "llama", num_hidden_layers=1)
     model.model.embed_tokens.weight.data[60] = np.nan
     model.save_pretrained(tmp_path)
@@ -219,7 +219,7 @@ def test_weights_in_bf16_give_nearly_the_same(llama: tuple[Decoder, Engine], tmp
 
 
 def test_a_table_that_is_the_head_too_is_stored_in_bf16_once(tmp_path: Path) -> None:
-    """Case S05."""
+    """huggingface/optimum#1326: a tied table was stored twice."""
     decoder, _ = made(tmp_path, "tied")
     graph = rewrite(decoder.graph.clone(), passes_for("openvino", "bf16")).graph
     halves = [each for each in graph.initializers.values() if each.dtype == ir.DataType.BFLOAT16]

@@ -29,7 +29,7 @@ def test_a_partition_has_everybody_once_within_its_bounds(lengths: list[int], sp
 
 
 def test_padding_is_zeros_whatever_lay_there() -> None:
-    """Case S07: what is hidden may be anything finite, and no more than that."""
+    """What is hidden may be anything finite, and no more than that."""
     past = np.full((1, 1, 6, 2), np.nan, np.float32)
     past[:, :, 4:] = 1
     cross = np.full((1, 1, 5, 2), np.nan, np.float32)

@@ -152,6 +152,7 @@ def test_a_missing_data_file_is_named_with_a_cure(graph: Graph, tmp_path: Path) 
 def test_external_weights_are_found_from_any_working_folder(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """NVIDIA/TensorRT#4257: they were looked up where the build was started."""
     folder = tmp_path / "models" / "deep"
     folder.mkdir(parents=True)
     onnx.save(

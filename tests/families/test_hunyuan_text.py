@@ -125,6 +125,7 @@ def prompt(grids: list[tuple[int, int]]) -> Ints:
 
 @pytest.mark.parametrize("grids", [[(4, 6)], [(6, 4), (2, 8)], []])
 def test_logits_are_those_of_transformers(grids: list[tuple[int, int]], model: tuple[Any, Path]) -> None:
+    """vllm-project/vllm#55140: a rotation of four axes was taken for one of three."""
     reference, folder = model
     ids = prompt(grids)
     rng = np.random.default_rng(1)

@@ -79,7 +79,7 @@ def test_a_prompt_gives_the_logits_of_transformers_whole_and_in_parts(tmp_path: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_padded_on_the_left_gives_what_it_gives_alone(tmp_path: Path, family: str) -> None:
-    """Case S21: padding must be neither seen nor counted."""
+    """unslothai/unsloth#4078: padding must be neither seen nor counted."""
     changes: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
     decoder = opened(tmp_path, checkpoint(tmp_path, family, **changes))
     ids, lengths = tokens(3, 11), (11, 4, 1)
@@ -110,6 +110,7 @@ def test_padding_that_is_counted_would_show(tmp_path: Path) -> None:
 
 
 def test_greedy_tokens_of_a_left_padded_batch_are_those_of_transformers(tmp_path: Path) -> None:
+    """unslothai/unsloth#4078: short prompts, padded on the left, had the positions of long ones."""
     decoder = made(tmp_path, "llama3 rope")
     ids = tokens(2, 7)
     mask = (np.arange(7) >= np.array([[0], [4]])).astype(np.int64)
@@ -182,7 +183,7 @@ def test_graphs_keep_to_the_dialect_and_pass_the_checker(tmp_path: Path) -> None
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    """Case S05: the file is as large as the checkpoint."""
+    """huggingface/optimum#1326: the file is as large as the checkpoint."""
     sizes = {"vocab_size": 4000, "hidden_size": 96, "head_dim": 16, "tie_word_embeddings": True}
     checkpoint(tmp_path / "tied", "llama", **sizes)
     found = open_checkpoint(str(tmp_path / "tied"))
@@ -212,7 +213,7 @@ def test_a_head_that_is_said_to_be_tied_and_is_not_is_refused(tmp_path: Path) ->
 
 
 def test_the_norm_of_a_row_of_300_is_right(tmp_path: Path) -> None:
-    """Case S10: the squares of such a row add up to more than fp16 holds."""
+    """pytorch/pytorch#133085: the squares of such a row add up to more than fp16 holds."""
     decoder_checkpoint = checkpoint(tmp_path, "llama", num_hidden_layers=1)
     with torch.no_grad():
         decoder_checkpoint.model.embed_tokens.weight[7] = 300.0

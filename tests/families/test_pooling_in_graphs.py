@@ -16,6 +16,7 @@ from alula.core.tensor import TensorSpec
 from alula.core.words import POOLINGS
 from alula.families import pooling
 from alula.families.builder import Builder, graph_input
+from alula.graphs import passes_for, rewrite
 
 Floats = NDArray[np.float32]
 
@@ -68,6 +69,13 @@ def test_left_padding_is_left_out(kind: str, expected: list[float]) -> None:
     np.testing.assert_allclose(pooled(kind, states, mask), [expected], rtol=1e-6)
 
 
+def test_the_mean_is_of_the_tokens_and_not_of_the_padding() -> None:
+    """huggingface/sentence-transformers#3208: two tokens (1, 0) beside two paddings (0, 2) had the mean (0.5, 1)."""
+    states = np.array([[[1, 0], [1, 0], [0, 2], [0, 2]], [[0, 2], [0, 2], [1, 0], [1, 0]]], np.float32)
+    mask = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    np.testing.assert_allclose(pooled("mean", states, mask), [[1, 0], [1, 0]], rtol=1e-6)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(POOLINGS),
@@ -91,3 +99,17 @@ def test_normalised_rows_have_length_one_and_zeros_stay() -> None:
     states = np.array([[[3, 4]], [[0, 0]], [[1e-3, 0]]], np.float32)
     found = pooled("normalize", states, np.zeros((3, 1), np.int64))
     np.testing.assert_allclose(found, np.array([[0.6, 0.8], [0, 0], [1, 0]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "tensorrt-rtx"])
+def test_a_text_without_a_vector_is_no_nan_in_fp16(target: str) -> None:
+    """MinishLab/model2vec#368: the least length, 1e-32, is nought in fp16, and the vector of nothing was 0 / 0."""
+    b = Builder({}, "")
+    x, y = (TensorSpec(name=name, dtype="float32", shape=("batch", "hidden")) for name in "xy")
+    given = graph_input(x)
+    model = b.model([given], [b.rename(pooling.normalize(b, given), y)], "normalize", 23)
+    proto = ir.to_proto(rewrite(model, passes_for(target, "fp16")))
+    rows = np.array([[0, 0], [3, 4], [1e-6, 0], [40_000, 30_000]], np.float32)
+    run = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = np.asarray(run.run(None, {"x": rows})[0])
+    np.testing.assert_allclose(found, np.array([[0, 0], [0.6, 0.8], [1, 0], [0.8, 0.6]]), atol=1e-3)

@@ -128,11 +128,13 @@ def test_repetition_is_punished_once_however_often_a_token_came() -> None:
 
 
 def test_unless_asked_a_long_identifier_is_not_punished() -> None:
+    """xberg-io/xberg#1704: a penalty that nobody had asked for spoilt long identifiers."""
     logits = row(3, 2, 1)
     np.testing.assert_array_equal(whole(logits, Sampling(), [0, 1], [0] * 36), whole(logits, Sampling()))
 
 
 def test_ids_outside_the_vocabulary_hold_the_place_of_images_and_are_skipped() -> None:
+    """openvinotoolkit/openvino.genai#4405: a penalty stumbled over ids that stand for images."""
     logits = row(1, 2, 3)
     asked = Sampling(repetition_penalty=1.5, presence_penalty=1.0)
     odd = [3, 200_000, -1, -3]
@@ -181,6 +183,7 @@ def test_a_bias_for_a_token_that_is_none_is_refused() -> None:
     ],
 )
 def test_broken_logits_are_an_error_and_never_token_0(logits: Row, what: str, temperature: float) -> None:
+    """Blaizzy/mlx-vlm#1163: the best of logits that are all NaN was token 0, for ever."""
     with pytest.raises(RunError, match=f"the model answered {what}"):
         greedy(logits, Sampling(temperature=temperature))
 

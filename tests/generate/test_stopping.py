@@ -203,6 +203,7 @@ def test_max_tokens_ends_it_by_length(most: int, sent: str) -> None:
 
 
 def test_an_answer_goes_on_after_its_first_token() -> None:
+    """xberg-io/xberg#1207: answers ended after a token, and a test of one word did not see it."""
     sent, made = answer("ab")
     assert (sent, made.ending, made.tokens) == ("ab", None, [ord("a"), ord("b")])
 

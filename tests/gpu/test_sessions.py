@@ -94,6 +94,7 @@ def test_replays_of_mixed_shapes_do_not_disturb_each_other(
 def test_requests_in_flight_are_answered_each_with_its_own(
     session: TensorRtSession, expected: Callable[[Feeds], Feeds]
 ) -> None:
+    """NVIDIA/TensorRT#2040: several threads ran one execution context."""
     given = [feeds(1 + at % 16, 1 + 7 * at % 128, at) for at in range(40)]
     alone = [session.run(each) for each in given]
     pending = [session.submit(each) for each in given]

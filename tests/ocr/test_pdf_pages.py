@@ -32,7 +32,7 @@ def rendered(raw: bytes, index: int = 0, *, dpi: float = 72, most_pixels: int = 
     ],
 )
 def test_a_page_is_turned_once(turn: int, size: tuple[int, int], corner: str) -> None:
-    """S36, Unstructured-IO/unstructured-inference#514: rotation was applied twice, or boxes were left unrotated."""
+    """Unstructured-IO/unstructured-inference#514: rotation was applied twice, or boxes were left unrotated."""
     pixels = rendered(pages_of([BOX + b" /Rotate %d" % turn])).pixels
     assert pixels.shape == (*size, 3)
     ink = {"TL": pixels[0, 0], "TR": pixels[0, -1], "BR": pixels[-1, -1], "BL": pixels[-1, 0]}
@@ -48,7 +48,7 @@ def test_colours_are_red_green_and_blue_in_this_order() -> None:
     "box", [b"", b"/MediaBox []", b"/MediaBox [0 0 0 0]", b"/MediaBox [0 0 595 842 0 0 595 842]"]
 )
 def test_a_page_without_a_size_is_read_as_letter_and_says_so(box: bytes) -> None:
-    """S34, pymupdf/PyMuPDF#3663 and others: no box, an empty one, one of eight numbers."""
+    """pymupdf/PyMuPDF#3663 and others: no box, an empty one, one of eight numbers."""
     page = rendered(pages_of([box]))
     assert page.pixels.shape == (792, 612, 3)
     assert [notice.code for notice in page.notices] == ["repaired"]
@@ -67,6 +67,7 @@ def test_a_page_that_is_letter_is_no_odd_page() -> None:
 
 
 def test_no_pages_and_no_pdf_are_refused() -> None:
+    """pymupdf/PyMuPDF#3663 and its kin: documents without a page."""
     empty = pdf([b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [] /Count 0 >>"])
     with pytest.raises(InputError, match=r"a\.pdf has no pages; expected at least one"):
         Pdf(empty, "a.pdf")
@@ -88,7 +89,7 @@ def test_a_broken_page_does_not_lose_the_others() -> None:
 
 @pytest.mark.parametrize("size", [b"200000 200000", b"1 200000", b"200000 0.5", b"14400 3"])
 def test_a_huge_page_is_bounded_before_it_is_rendered(size: bytes) -> None:
-    """S35, xberg-io/xberg#576: sheets of 24 x 36 inches took 300 MB each, at 300 dpi."""
+    """xberg-io/xberg#576: sheets of 24 x 36 inches took 300 MB each, at 300 dpi."""
     page = rendered(pages_of([b"/MediaBox [0 0 %s]" % size]), dpi=300, most_pixels=1_000_000)
     assert page.pixels.size <= 3 * 1_001_000
     assert [notice.code for notice in page.notices] == ["downscaled"]
@@ -102,7 +103,7 @@ def test_a_scale_keeps_within_its_budget() -> None:
 
 
 def test_locked_files_say_that_they_are() -> None:
-    """S33, jztan/pdf-mcp#59: a locked file answered in the library's own words, or with a server error."""
+    """jztan/pdf-mcp#59: a locked file answered in the library's own words, or with a server error."""
     raw = locked(numbered(1), user="secret", owner="boss")
     with pytest.raises(
         InputError, match=r"a\.pdf is locked: a password is needed; give it as the option password"
@@ -117,6 +118,8 @@ def test_locked_files_say_that_they_are() -> None:
         assert opened.render(0, dpi=72).pixels[5, 0].max() < 128, (
             "only an owner's password: anyone may read it"
         )
+    with pytest.raises(InputError, match=r"a\.pdf is locked: the password is not its password"):
+        Pdf(locked(numbered(1), user="", owner="boss"), "a.pdf", password="wrong")
 
 
 def test_every_page_is_its_own() -> None:

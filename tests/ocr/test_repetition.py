@@ -72,7 +72,7 @@ def test_a_loop_is_ended_soon_after_it_has_begun(begin: str, unit: str, end: str
     ],
 )
 def test_honest_repetition_is_left_alone(honest: str) -> None:
-    """S46, xberg-io/xberg#1704: what guards against loops spoilt identifiers and tables of equal cells."""
+    """xberg-io/xberg#1704: what guards against loops spoilt identifiers and tables of equal cells."""
     guard = Guard()
     assert [loop for at in range(0, len(honest), 5) if (loop := guard.push(honest[at : at + 5]))] == []
     assert loop_at_end(honest) is None

@@ -57,7 +57,7 @@ def _pages(found: list[Taken]) -> list[tuple[str, int | None, str]]:
 
 
 def test_pages_of_all_files_come_in_order_and_what_cannot_be_read_loses_nothing_else(tmp_path: Path) -> None:
-    """S32, rom1504/clip-retrieval#257: a truncated image stalled the whole run."""
+    """rom1504/clip-retrieval#257: a truncated image stalled the whole run."""
     photo = io.BytesIO()
     Image.effect_noise((64, 48), 90).save(photo, "JPEG")
     sources = [
@@ -181,7 +181,7 @@ def test_a_document_that_needs_more_memory_than_it_may_take_is_refused(tmp_path:
 
 
 def test_a_long_document_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
-    """S35: all pages of a document were rendered before the first was read."""
+    """xberg-io/xberg#576: all pages of a document were rendered before the first was read."""
     source = _file(tmp_path, "a.pdf", numbered(400))
     page = 200 * 300 * 3
     tracemalloc.start()
@@ -217,7 +217,7 @@ def test_no_more_is_taken_ahead_than_allowed(tmp_path: Path) -> None:
 
 
 def test_an_animation_is_read_as_its_first_picture_and_says_so(tmp_path: Path) -> None:
-    """S29, tesseract-ocr/tesseract#3369: a GIF of 125 pictures never finished, a TIFF gave one page in silence."""
+    """tesseract-ocr/tesseract#3369: a GIF of 125 pictures never finished, a TIFF gave one page in silence."""
     frames = [Image.new("L", (20, 10), at) for at in range(125)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     with closing(Files(FAST)) as files:
@@ -229,7 +229,7 @@ def test_an_animation_is_read_as_its_first_picture_and_says_so(tmp_path: Path) -
 
 
 def test_a_large_page_is_made_smaller_and_a_vast_one_refused_by_its_header(tmp_path: Path) -> None:
-    """S30, vllm-project/vllm#47010: a small file with an enormous raster exhausted the memory."""
+    """vllm-project/vllm#47010: a small file with an enormous raster exhausted the memory."""
     source = _file(tmp_path, "a.png", _png((400, 300)))
     with closing(Files(Taking(page_pixels=30_000))) as files:
         scan = files.load(source, 0)

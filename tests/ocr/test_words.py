@@ -69,7 +69,7 @@ def test_every_task_has_a_prompt() -> None:
 
 
 def test_boxes_are_thousandths_of_the_page() -> None:
-    """S43, Tencent-Hunyuan/HunyuanOCR#76: coordinates were taken for pixels."""
+    """Tencent-Hunyuan/HunyuanOCR#76: coordinates were taken for pixels."""
     assert spotted("a(156,68),(783,758)", 2000, 1500) == (
         Block(kind="line", text="a", box=rectangle(312, 102, 1566, 1137)),
     )
@@ -91,6 +91,7 @@ def test_boxes_are_thousandths_of_the_page() -> None:
     ],
 )  # fmt: skip
 def test_records_end_at_their_corners(answer: str, lines: list[str]) -> None:
+    """Tencent-Hunyuan/HunyuanOCR#76: brackets in the text were taken for corners."""
     found = spotted(answer, 1000, 1000)
     assert [block.text for block in found] == lines
     assert all(block.box is not None for block in found)
@@ -152,7 +153,7 @@ def test_fields_have_exactly_the_keys_asked_for(
 
 
 def test_an_answer_of_coordinates_alone_is_flagged() -> None:
-    """S45, Tencent-Hunyuan/HunyuanOCR#118: a slide with a figure and a line gave `(x,y),(x,y)` as its document."""
+    """Tencent-Hunyuan/HunyuanOCR#118: a slide with a figure and a line gave `(x,y),(x,y)` as its document."""
     ask = Ask(task="document")
     page = page_of(scan(), Written(text="(133,75),(879,934)"), ask)
     assert page.text == ""
@@ -183,6 +184,7 @@ def test_an_answer_of_coordinates_alone_is_flagged() -> None:
     ],
 )
 def test_answers_that_are_no_reading_are_told(text: str, task: str, blank: bool, flagged: bool) -> None:
+    """nyxtron/paperless-aissist#45: an empty page and one that was not read looked alike."""
     assert (degenerate(text, Ask(task=task), blank=blank) is not None) is flagged  # type: ignore[arg-type] # a task
 
 
@@ -231,6 +233,7 @@ def test_pages_of_every_task_follow_the_published_schema() -> None:
 
 
 def test_an_answer_that_was_cut_or_looped_says_so() -> None:
+    """nyxtron/paperless-aissist#45: an answer that was cut off looked whole."""
     assert [n.code for n in page_of(scan(), Written(text="abc", cut=True), TEXT).notices] == ["cut"]
     page = page_of(scan(), Written(text="begin: " + "and so on " * 300, cut=True), TEXT)
     assert page.text == "begin: and so on"

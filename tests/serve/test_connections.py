@@ -95,6 +95,17 @@ def test_a_connection_without_a_request_is_closed(bundles: dict[str, Path], sent
             assert until_closed(client) == (b"", b"")
 
 
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/models/tiny/embeddings/infer"])
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 3_000_000_000, 2**32 + 2, 2**63 - 1])
+def test_a_body_of_gigabytes_is_refused_by_its_length(server: Running, path: str, size: int) -> None:
+    """triton-inference-server/server#5649: above 2 GiB the length became a negative one."""
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {size}\r\n\r\n"
+    with connected(server, head.encode()) as client:
+        found = client.recv(4096)
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert server.client.get("/health/ready").status_code == 200
+
+
 MALFORMED = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS, where none is spoken
     b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n",

@@ -48,6 +48,7 @@ def test_a_field_that_says_no_time_is_refused(value: object) -> None:
 def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
+    """ggml-org/llama.cpp#24496: a request whose time was over kept its place."""
     gate = tmp_path / "gate"
     with served.gated(bundles["embeddings"], gate, timeout_s=20) as server, ThreadPoolExecutor(1) as pool:
         slow = pool.submit(server.post, "/embed", {"inputs": "slow"})

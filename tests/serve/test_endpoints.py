@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from served import Running
+from served import Running, metric
 
 from alula.serve import ocr_routes
 
@@ -353,6 +353,50 @@ def test_a_number_without_a_fraction_is_a_whole_number(server: Running) -> None:
     assert len(ok(server.post("/embed", {"inputs": "a", "dimensions": 2.0}))[0]) == 2
     ids, same = (ok(server.post("/v1/embeddings", {"input": ids})) for ids in ([2, 4, 3], [2.0, 4, 3.0]))
     assert ids == same
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v2/models/tiny/embeddings/infer",
+        "/embed",
+        "/embed_all",
+        "/predict",
+        "/rerank",
+        "/tokenize",
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"\0", b"   ", b"\xff\xfe", b'{"inputs": ["a"'])
+def test_a_body_of_nothing_is_the_clients_fault_everywhere(server: Running, path: str, body: bytes) -> None:
+    """triton-inference-server/server#8773: an empty body, or one zero byte, was an error of the server's own."""
+    response = server.client.post(path, content=body)
+    assert response.status_code == 400, response.text
+    assert "the body is not " in response.text
+    assert server.client.get("/health/ready").status_code == 200
+
+
+def test_numbers_that_are_none_are_counted_as_the_models_failure(server: Running) -> None:
+    """vllm-project/vllm#19661: NaN in a vector broke the answer as it was written, and nothing said why."""
+    failed = {"route": "/embed", "status": "500"}
+    before = metric(server, "alula_requests_total", **failed)
+    for answer in (server.post("/embed", {"inputs": "nan"}), server.post("/embed", {"inputs": ["a", "nan"]})):
+        assert (answer.status_code, answer.json()["error_type"]) == (500, "backend")
+        assert answer.json()["error"] == "the model gave NaN for 'embedding'"
+    assert metric(server, "alula_requests_total", **failed) == before + 2
+    assert ok(server.post("/embed", {"inputs": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/embed", {"inputs": "document"}), ("/v1/embeddings", {"input": "document"})],
+)
+def test_a_text_that_is_no_list_is_one_text(server: Running, path: str, body: dict[str, Any]) -> None:
+    """langchain-ai/langchain-nvidia#8: of a bare text every letter had a vector, eight of `document`."""
+    answer = ok(server.post(path, body))
+    assert len(answer if path == "/embed" else answer["data"]) == 1
 
 
 @pytest.mark.parametrize(

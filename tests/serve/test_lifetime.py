@@ -210,6 +210,7 @@ def test_a_killed_front_leaves_no_engine_behind(bundles: dict[str, Path]) -> Non
 def test_a_stopped_server_finishes_what_it_admitted(
     bundles: dict[str, Path], gate: Path, number: int
 ) -> None:
+    """triton-inference-server/server#6287: a stop ended what was in flight, and let new requests in."""
     with gated(bundles["embeddings"], gate) as server:
         answers: list[httpx.Response] = []
         engine = server.engine_pid()
@@ -266,6 +267,7 @@ def test_a_full_queue_is_told_at_once_and_is_no_reason_to_be_unready(
 
 
 def test_the_rows_of_a_client_who_left_are_not_run(bundles: dict[str, Path], gate: Path) -> None:
+    """ggml-org/llama.cpp#24496: work for a client who had left went on and held its place."""
     with gated(bundles["embeddings"], gate) as server:
         slow = later(server, "slow", [])
         wait_until(lambda: metric(server, "alula_requests_active") == 1)

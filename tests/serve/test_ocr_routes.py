@@ -252,6 +252,7 @@ def test_the_page_shows_what_is_read_of_a_pdf(server: Running) -> None:
 
 
 def test_a_broken_page_loses_no_other(server: Running) -> None:
+    """nyxtron/paperless-aissist#45: a page that failed looked like an empty one."""
     sizes = (b"200 300", b"1 300000000", b"200 300")
     content = pdfs.pages_of([b"/MediaBox [0 0 %s]" % size for size in sizes])
     form = {"task": "ask", "question": "What?", "max_tokens": "2"}
@@ -364,6 +365,7 @@ def test_the_description_lists_every_field_and_its_example_is_answered(server: R
 
 
 def test_a_locked_document_opens_with_its_password(server: Running) -> None:
+    """jztan/pdf-mcp#59: a locked document was an error of the server's own."""
     form = {"task": "ask", "question": "What?", "max_tokens": "2"}
     content = {"f": ("s.pdf", locked(pdfs.numbered(1), user="sesame", owner="door"))}
     answer = server.client.post("/ocr/pdf", files=content, data=form)

@@ -103,6 +103,7 @@ def test_answers_that_outgrow_the_cache_take_turns_and_lose_nothing(writer: Path
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_answer_to_a_client_who_left_is_written_no_further(writer: Path, stream: bool) -> None:
+    """ggml-org/llama.cpp#24496: an answer that nobody waited for was written to its end."""
     with running([writer], env=SLOWLY) as server:
         if stream:
             with streaming(server, FOREVER) as given:
@@ -159,6 +160,7 @@ def test_what_the_engine_refuses_takes_no_place_in_the_line(tmp_path: Path) -> N
 
 
 def test_one_who_leaves_the_line_leaves_those_behind_alone(writer: Path) -> None:
+    """ggml-org/llama.cpp#24496 and its kin: what one client cancelled was another's."""
     with running([writer], max_sequences=1) as server, streaming(server, FOREVER) as first:
         next(first)
         with pytest.raises(httpx.ReadTimeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import sys
@@ -193,6 +194,18 @@ def test_one_limit_holds_for_messages_as_for_bodies(client: triton.InferenceServ
     with pytest.raises(Error, match="RESOURCE_EXHAUSTED"):
         client.infer("tiny/arrays", [given("x", beyond, "FP32"), given("k", [1] * 4, "INT32")])
     assert client.is_server_ready()
+    # huggingface/text-embeddings-inference#267: over HTTP nothing above 2 MB came in, whatever was set.
+    body = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+                {"name": "k", "datatype": "INT32", "shape": [1], "data": [3]},
+            ]
+        }
+    )
+    for size, status in ((4_900_000, 200), (5_000_000, 200), (5_000_001, 413)):
+        answer = both.http.client.post("/v2/models/tiny/arrays/infer", content=body.ljust(size))
+        assert answer.status_code == status, answer.text
 
 
 def test_a_stream_answers_each_request_and_an_error_is_that_of_one(

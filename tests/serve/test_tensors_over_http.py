@@ -205,6 +205,7 @@ def test_outputs_are_told_as_json_unless_asked_otherwise(server: Running) -> Non
         ([{**IDS, "datatype": "BF16"}, MASK], "has datatype 'BF16'; expected one of: BOOL"),
         ([{**IDS, "shape": [3]}, MASK], "input 'input_ids' has shape [3]; expected [-1, -1]"),
         ([{**IDS, "shape": [1, -1]}, MASK], "has shape [1, -1]; expected sizes of 0.."),
+        ([{**IDS, "shape": [-1, 3]}, MASK], "has shape [-1, 3]; expected sizes of 0.."),
         ([{**IDS, "shape": [1, True]}, MASK], "inputs[0].shape is not a list of whole numbers"),
         ([{**IDS, "shape": [2, 3]}, MASK], "input 'input_ids' has 3 elements; shape [2, 3] has 6"),
         ([{**IDS, "shape": [0, 3], "data": []}, {**MASK, "shape": [0, 3], "data": []}], "have no rows"),
@@ -227,6 +228,7 @@ def test_outputs_are_told_as_json_unless_asked_otherwise(server: Running) -> Non
     ],
 )
 def test_what_is_no_input_is_refused_by_name(server: Running, inputs: list[Any], message: str) -> None:
+    """triton-inference-server/server#5972: sizes of nought or below ended the server, or were a raw error."""
     response = server.client.post(PATH, content=json.dumps({"inputs": inputs}))
     assert response.status_code == 400
     assert message in response.json()["error"]
