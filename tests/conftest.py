@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 import packaged
+import packaged_t5
 import pytest
 from gpus import REASON
 
@@ -63,3 +64,8 @@ def dinov2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def open_nsfw_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packaged.open_nsfw(tmp_path_factory.mktemp("open_nsfw") / "open-nsfw")
+
+
+@pytest.fixture(scope="session")
+def flan_t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packaged_t5.flan_t5(tmp_path_factory.mktemp("flan") / "flan")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import packaged
-import packaged_t5
 import pytest
 import transformers
 from letters import letters
@@ -201,10 +200,11 @@ def test_smollm2_reads_and_writes_as_in_transformers(tmp_path: Path) -> None:
     assert list(asked.prompt) == expected.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
 
 
-def test_t5_reads_with_an_end_and_writes_as_in_transformers(tmp_path: Path) -> None:
-    folder = packaged_t5.flan_t5(tmp_path / "t5")
-    opened = prompts(folder, vocab_size=32128, task="text2text-generation", start_id=0, max_length=512)
-    expected = transformers.AutoTokenizer.from_pretrained(str(folder))
+def test_t5_reads_with_an_end_and_writes_as_in_transformers(flan_t5_folder: Path) -> None:
+    opened = prompts(
+        flan_t5_folder, vocab_size=32128, task="text2text-generation", start_id=0, max_length=512
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(str(flan_t5_folder))
     for text in strings(500, special=["</s>", "<pad>", "<extra_id_0>"], seed=6):
         if not text:
             continue

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import openvino
-import packaged_t5
 import pytest
 import torch
 from oldest import refusals
@@ -207,9 +206,9 @@ def test_a_feed_forward_beyond_65504_is_found_and_stays_finite(
     assert {node.outputs[0].dtype for node in graph.graph if node.name in keep} == {FP32}
 
 
-def test_trained_weights_outgrow_fp16_and_stay_finite(tmp_path: Path) -> None:
+def test_trained_weights_outgrow_fp16_and_stay_finite(flan_t5_folder: Path) -> None:
     """FLAN-T5-small's encoder measures above 65504 on any sentence: such layers are real."""
-    folder = packaged_t5.flan_t5(tmp_path / "flan")
+    folder = flan_t5_folder
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = np.array([tokenizer.encode("translate English to German: The house is wonderful.").ids])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}

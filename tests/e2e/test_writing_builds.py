@@ -463,14 +463,11 @@ def test_smollm2_from_its_gguf_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_flan_t5_small(tmp_path: Path) -> None:
-    import packaged_t5  # noqa: PLC0415 - it needs onnx
-
-    folder = packaged_t5.flan_t5(tmp_path / "flan")
-    bundle = built(folder, tmp_path / "out", target="openvino", precision="fp32")
+def test_flan_t5_small(flan_t5_folder: Path, flan_t5_bundle: Bundle) -> None:
+    bundle = flan_t5_bundle
     assert bundle.verified
     assert (bundle.model.start_id, bundle.model.end_ids) == (0, (1,))
-    weights = (folder / "model.safetensors").stat().st_size
+    weights = (flan_t5_folder / "model.safetensors").stat().st_size
     graphs = sum(path.stat().st_size for path in (bundle.root / "graphs").iterdir())
     # The encoder and the decoder each hold the table of embeddings: 66 MB of 374.
     assert graphs < 1.25 * weights

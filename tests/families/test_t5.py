@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import packaged_t5
 import pytest
 import torch
 import transformers
@@ -370,8 +369,8 @@ PROMPTS = (
 )
 
 
-def test_trained_weights_say_what_transformers_says(tmp_path: Path) -> None:
-    folder = packaged_t5.flan_t5(tmp_path / "flan")
+def test_trained_weights_say_what_transformers_says(flan_t5_folder: Path) -> None:
+    folder = flan_t5_folder
     model, written = reference(folder), Written(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for prompt in PROMPTS:
