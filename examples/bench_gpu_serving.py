@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from bench_serving import Load, Served, interleaved, ratios, spread, texts
+from bench_serving import Served, interleaved, ratios, spread, texts
+from loads import Load
 
 from alula.bundles import Bundle
 from alula.core.machine import cpu_name, usable_cores

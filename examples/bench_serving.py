@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import socket
 import subprocess
@@ -20,12 +19,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from demo import HERE, alula, packaged_minilm
+from loads import Load, Target, loaded
+from triton_peer import Setup, Triton
 
 from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, row_outputs, within
@@ -35,7 +36,6 @@ from alula.core.tensor import Feeds
 from alula.engines import backend
 from alula.exposition import Reading
 
-LUA = Path(__file__).with_name("serving_load.lua")
 FIXED = Path(__file__).with_name("fixed_window.py")
 PATH = "/v1/embeddings"
 TEXTS, CLIENTS = 512, 32
@@ -43,21 +43,12 @@ BATCHES = (4, 8, 16, 32)
 """Rows of a batch offline; the best of them counts."""
 P99_LIMIT_MS = 250.0
 """Twelve times what the longest text takes alone on one core."""
+ON_ONNXRUNTIME = "Triton on ONNX Runtime"
 SWEEP = (4, 8, 16, 24, 32, 48, 64)
-TICK = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What clients in a closed loop saw, and milliseconds of CPU that each request took."""
-
-    per_s: float
-    p99_ms: float
-    failed: int
-    front_ms: float
-    engine_ms: float
-    generator_ms: float
-    padding: float
+Sweep: TypeAlias = dict[int, dict[str, Load]]
+"""What each server gives at each number of clients."""
 
 
 def main() -> int:
@@ -65,7 +56,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sweeps", type=int, default=1, help="over the numbers of clients")
     parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--triton", type=Path, help="an environment with nvidia-pytriton: see triton_peer.py")
     parser.add_argument("--out", type=Path, default=HERE / "bench-serving.json")
     options = parser.parse_args()
     if not shutil.which("wrk"):
@@ -77,12 +70,17 @@ def main() -> int:
     bodies = HERE / "bodies.txt"
     bodies.write_text("".join(json.dumps({"input": text}) + "\n" for text in offline.texts))
     starts = [started_s(bundle) for _ in range(3)]
-    with (
-        Served(bundle) as ours,
-        Served(bundle, fixed=True) as fixed,
-        Served(bundle, "--lanes", "1") as wide,
-    ):
-        for each in (ours, fixed, wide):
+    with contextlib.ExitStack() as servers:
+        ours, fixed, wide = (
+            servers.enter_context(each)
+            for each in (Served(bundle), Served(bundle, fixed=True), Served(bundle, "--lanes", "1"))
+        )
+        tritons = {
+            name: servers.enter_context(each)
+            for name, each in (peers(options.triton, bundle) if options.triton else {}).items()
+        }
+        served: list[Served | Triton] = [ours, fixed, wide, *tritons.values()]
+        for each in served:
             each.load(bodies, CLIENTS, 2 * options.seconds)
         turns = interleaved(
             {
@@ -92,28 +90,54 @@ def main() -> int:
                 "32 clients, fixed window": lambda: fixed.load(bodies, CLIENTS, options.seconds),
                 "1 client": lambda: ours.load(bodies, 1, options.seconds),
                 "1 client, one lane": lambda: wide.load(bodies, 1, options.seconds),
+                **{
+                    f"32 clients, {name}": lambda each=each: each.load(bodies, CLIENTS, options.seconds)  # type: ignore[misc]
+                    for name, each in tritons.items()
+                },
             },
             options.rounds,
         )
-        sweep = {
-            clients: (
-                ours.load(bodies, clients, options.seconds),
-                fixed.load(bodies, clients, options.seconds),
-            )
-            for clients in SWEEP
-        }
+        swept: dict[str, Served | Triton] = {"ours": ours, "fixed window": fixed, **tritons}
+        swept.pop(ON_ONNXRUNTIME, None)  # of which nothing is within the limit
+        sweep = [
+            {
+                clients: {name: each.load(bodies, clients, options.seconds) for name, each in swept.items()}
+                for clients in SWEEP
+            }
+            for _ in range(options.sweeps)
+        ]
     report(turns, sweep, starts, offline.tokenizer_ms(), options)
     return 0
 
 
-def built(precision: str) -> Path:
+def peers(home: Path, bundle: Path) -> dict[str, Triton]:
+    """Triton's Python backend on ONNX Runtime, and on the very engine of our bundle, in as many lanes as ours."""
+    tokenizer = bundle / "tokenizer" / "tokenizer.json"
+    graph = next((built("fp32", "onnxruntime") / "graphs").glob("*.onnx"))
+    compiled = next((bundle / "engines").glob("*/engine.blob"))
+    cores = usable_cores()
+    setups = {
+        ON_ONNXRUNTIME: Setup(
+            engine="onnxruntime", file=graph, tokenizer=tokenizer, instances=1, threads=cores
+        ),
+        "Triton on the same engine": Setup(
+            engine="openvino", file=compiled, tokenizer=tokenizer, instances=cores, threads=1
+        ),
+    }
+    return {
+        name: Triton(home, HERE / f"triton-{setup.engine}", setup, free_port())
+        for name, setup in setups.items()
+    }
+
+
+def built(precision: str, target: str = "openvino") -> Path:
     """The bundle, built once."""
-    bundle = HERE / f"serving-{precision}"
+    bundle = HERE / (f"serving-{precision}" if target == "openvino" else f"{target}-{precision}")
     if not bundle.is_dir():
         print(
             alula(
                 *("build", str(packaged_minilm()), "-o", str(bundle), "--name", "minilm"),
-                *("--target", "openvino", "--precision", precision),
+                *("--target", target, "--precision", precision),
             )
         )
     return bundle
@@ -187,32 +211,11 @@ class Served:
         self._process.wait(30)
 
     def load(self, bodies: Path, clients: int, seconds: int) -> Load:
-        """So many clients, each with one request at a time, all on one thread of wrk."""
-        before, cpu, own = self._tokens(), [cpu_s(pid) for pid in self._pids], children_s()
-        ran = subprocess.run(
-            [
-                *("wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s"),
-                *("-s", str(LUA), self.url, "--", str(bodies), PATH),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        generator = children_s() - own
-        found = json.loads(ran.stdout.splitlines()[-1])
-        front, engine = (
-            (cpu_s(pid) - at) / found["requests"] * 1e3 for pid, at in zip(self._pids, cpu, strict=True)
-        )
+        """What so many clients see, and the share of padding meanwhile."""
+        before = self._tokens()
+        found = loaded(Target(url=self.url, path=PATH, pids=self._pids), bodies, clients, seconds)
         tokens, cells = (now - then for now, then in zip(self._tokens(), before, strict=True))
-        return Load(
-            per_s=found["requests"] / found["seconds"],
-            p99_ms=found["p99_ms"],
-            failed=found["failed"],
-            front_ms=front,
-            engine_ms=engine,
-            generator_ms=generator / found["requests"] * 1e3,
-            padding=1 - tokens / cells,
-        )
+        return replace(found, padding=1 - tokens / cells)
 
     def _tokens(self) -> tuple[float, float]:
         with urllib.request.urlopen(f"{self.url}/metrics") as answer:
@@ -244,7 +247,7 @@ def interleaved(what: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
 
 def report(
     turns: dict[str, list[Any]],
-    sweep: dict[int, tuple[Load, Load]],
+    sweep: Sequence[Sweep],
     starts: Sequence[float],
     tokenizer_ms: float,
     options: argparse.Namespace,
@@ -275,13 +278,17 @@ def report(
             )
         ]
         print(f"| {name} | {' | '.join(cells)} |")
-    print("\n| clients | ours: texts/s, p99 ms | fixed window: texts/s, p99 ms |\n|---|---|---|")
-    for clients, (one, other) in sweep.items():
-        print(f"| {clients} | {one.per_s:.0f}, {one.p99_ms:.0f} | {other.per_s:.0f}, {other.p99_ms:.0f} |")
-    good = [
-        max((pair[at].per_s for pair in sweep.values() if pair[at].p99_ms <= P99_LIMIT_MS), default=0.0)
-        for at in (0, 1)
-    ]
+    servers = list(sweep[0][SWEEP[0]])
+    print(f"\n| clients | {' | '.join(f'{name}: texts/s, p99 ms' for name in servers)} |")
+    print("|---" * (1 + len(servers)) + "|")
+    for clients in SWEEP:
+        seen = {name: [one[clients][name] for one in sweep] for name in servers}
+        cells = [
+            f"{median(load.per_s for load in found):.0f}, {median(load.p99_ms for load in found):.0f}"
+            for found in seen.values()
+        ]
+        print(f"| {clients} | {' | '.join(cells)} |")
+    good = {name: [goodput(one, name) for one in sweep] for name in servers}
     cores = usable_cores()
     busy = [cores / (cores - load.per_s * load.generator_ms / 1e3) for load in ours]
     alone, lanes = turns["offline, one call at a time"], turns["offline, lanes"]
@@ -294,14 +301,18 @@ def report(
         "of offline in lanes, generator's CPU given back": [
             ratio * more for ratio, more in zip(ratios(ours, lanes), busy, strict=True)
         ],
-        "32 clients : fixed window": ratios(ours, [load.per_s for load in loads["32 clients, fixed window"]]),
         **{
-            f"32 clients : {name}": ratios(ours, [load.per_s for load in loads[name]])
-            for name in ("1 client", "1 client, one lane")
+            f"32 clients : {name}": ratios(ours, [load.per_s for load in found])
+            for name, found in loads.items()
+            if name != "32 clients"
         },
-        f"goodput at p99 <= {P99_LIMIT_MS:.0f} ms : fixed window": [
-            good[0] / good[1] if good[1] else math.inf
-        ],
+        **{
+            f"goodput at p99 <= {P99_LIMIT_MS:.0f} ms : {name}": [
+                ours_of / other if other else math.inf
+                for ours_of, other in zip(good["ours"], good[name], strict=True)
+            ]
+            for name in servers[1:]
+        },
         "front's CPU beside the tokenizer, ms": [load.front_ms - tokenizer_ms for load in ours],
         "start to ready, s": list(starts),
         "failed requests": [float(sum(load.failed for found in loads.values() for load in found))],
@@ -317,10 +328,20 @@ def report(
             name: [vars(one) if isinstance(one, Load) else one for one in found]
             for name, found in turns.items()
         },
-        "sweep": {str(clients): [vars(one) for one in pair] for clients, pair in sweep.items()},
+        "sweeps": [
+            {str(clients): {name: vars(one) for name, one in seen.items()} for clients, seen in each.items()}
+            for each in sweep
+        ],
         "ratios": rows,
     }
     options.out.write_text(json.dumps(document, indent=1))
+
+
+def goodput(sweep: Sweep, name: str) -> float:
+    """Most texts per second of one server at a number of clients whose p99 is within the limit."""
+    return max(
+        (seen[name].per_s for seen in sweep.values() if seen[name].p99_ms <= P99_LIMIT_MS), default=0.0
+    )
 
 
 def ratios(loads: Sequence[Load], to: Sequence[float]) -> list[float]:
@@ -329,7 +350,9 @@ def ratios(loads: Sequence[Load], to: Sequence[float]) -> list[float]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the least and the most."""
+    """The median, and the least and the most; nothing of what is not known."""
+    if any(map(math.isnan, values)):
+        return ""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
@@ -354,18 +377,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process took so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def children_s() -> float:
-    """Seconds of CPU that processes took which were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def timed(call: Callable[[], object]) -> float:
