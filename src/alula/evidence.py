@@ -109,7 +109,8 @@ def choose(wanted: str, spec: ModelSpec) -> Reference:
     if reference == "golden" and golden_of(spec) is None:
         raise InputError(
             f"no golden outputs ship for {spec.name} with digest {spec.digest[:16]}; "
-            f"they ship for {', '.join(golden.names())} with the weights and the pooling as published"
+            f"they ship for {', '.join(golden.names())} with the weights and the pooling as published, and hold no "
+            "token embeddings"
         )
     if reference == "pytorch" and not pytorch_installed():
         raise MissingExtraError("reference 'pytorch'", "torch")

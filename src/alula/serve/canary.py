@@ -20,9 +20,10 @@ from alula.core.errors import AlulaError, EngineError, Overloaded
 from alula.core.tensor import Array, Feeds, TensorSpec
 from alula.generate import Chosen, Request, Sampling, Stopping
 from alula.serve.catalogue import Served
+from alula.serve.exchange import EngineAway
 from alula.serve.opening import APART, PART, TOP, alike, real
 from alula.serve.pulse import Finding, Pulse
-from alula.serve.supervisor import EngineAway, Supervisor
+from alula.serve.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

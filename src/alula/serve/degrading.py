@@ -16,9 +16,10 @@ from alula.core.words import PIPELINE, TOKENS
 from alula.serve import records
 from alula.serve.catalogue import Served
 from alula.serve.course import Course, Reason, Signs
+from alula.serve.exchange import EngineAway
 from alula.serve.line_reading import LineReader, LineReading, trio_of
 from alula.serve.options import ServeOptions
-from alula.serve.supervisor import EngineAway, Supervisor
+from alula.serve.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from alula.core.errors import EngineError, InputError, Overloaded
-from alula.serve.supervisor import EngineAway
+from alula.serve.exchange import EngineAway
 
 log = logging.getLogger(__name__)
 

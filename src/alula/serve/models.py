@@ -16,11 +16,12 @@ from alula.core.errors import AlulaError
 from alula.serve.budget import Budget, Held
 from alula.serve.catalogue import Catalogue, Served, itself
 from alula.serve.errors import Refused
+from alula.serve.exchange import EngineAway
 from alula.serve.named import Named, by_name
 from alula.serve.options import ServeOptions
 from alula.serve.repository import Repository
 from alula.serve.service import Batched
-from alula.serve.supervisor import CLOSING_S, EngineAway, Supervisor
+from alula.serve.supervisor import CLOSING_S, Supervisor
 from alula.serve.trial import tried
 from alula.serve.uses import Use
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from time import monotonic
 from typing import Literal
 
-from alula.core.errors import AlulaError, EngineError
+from alula.core.errors import AlulaError
 from alula.core.tensor import Feeds
 from alula.generate import Piece, Request
 from alula.serve import opened, sequences, wire
+from alula.serve.exchange import EngineAway, Exchange
 from alula.serve.named import BundleReplaced, Named, by_name
-from alula.serve.opened import Opened, unless_failed
+from alula.serve.opened import Opened
 from alula.serve.outcome import Outcome
 from alula.serve.process import LOST_DEVICE, EngineProcess, Opening
 from alula.serve.receiving import receive
@@ -38,10 +39,6 @@ CLOSING_S = 0.02
 
 BACK_S = 10.0
 """So long work that has not begun waits for a process that is being started again."""
-
-
-class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
-    """The engine process is gone or not there yet; another try later may well work."""
 
 
 class Supervisor:
@@ -67,12 +64,9 @@ class Supervisor:
         self._run_timeout_s = run_timeout_s
         self._current = first
         # Below are the numbers under which the models report that they are open.
-        self._number = len(self._bundles)
-        self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._exchange = Exchange(len(self._bundles))
         self._streams = Streams()
         self._heard = 0.0
-        self._sending = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._started = Starts()
         self._keeper: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -115,7 +109,7 @@ class Supervisor:
             current = await self._back()
             if model not in self._bundles:
                 raise EngineAway("the model was unloaded")
-            message = Message(kind=Kind.RUN, number=self._next(), meta=meta, arrays=feeds)
+            message = Message(kind=Kind.RUN, number=self._exchange.next(), meta=meta, arrays=feeds)
             (answer,) = await self._ask(current, [message])
         finally:
             self._running[model] -= 1
@@ -138,7 +132,7 @@ class Supervisor:
         Raises what the model refused one for, or `EngineAway` if the process died.
         """
         current = await self._back()
-        stream = Stream(model, [self._next() for _ in requests], observe)
+        stream = Stream(model, [self._exchange.next() for _ in requests], observe)
         if not self._streams:
             self._heard = monotonic()
         self._streams.open(stream)
@@ -163,7 +157,7 @@ class Supervisor:
     async def open(self, bundle: Named) -> int:
         """Open one more model beside the work of the others; gives its number. Raises why it could not be."""
         current = await self._back()
-        number = self._next()
+        number = self._exchange.next()
         (answer,) = await self._ask(current, [opened.opening(number, bundle)], OPEN_S)
         self.opened[number] = Opened.of(answer)
         self._bundles[number] = bundle
@@ -176,7 +170,7 @@ class Supervisor:
         for known in (self._bundles, self.opened, self.loads, self._running):
             known.pop(model, None)
         if self.state == "ready" and self._current:
-            await self._ask(self._current, [opened.closing(self._next(), model)])
+            await self._ask(self._current, [opened.closing(self._exchange.next(), model)])
 
     def writing(self, model: int) -> int:
         """How many answers of a model are being written, wait, or are to be cancelled."""
@@ -249,13 +243,13 @@ class Supervisor:
         current = self._current or EngineProcess.start(self._command, bundles, opening)
         self._current = current
         self._started.begun(monotonic())
-        answers = [self._expect(model) for model in bundles]
+        answers = [self._exchange.expect(model) for model in bundles]
         self._reader = asyncio.create_task(self._read(current), name="engine reader")
         for model, answer in zip(bundles, await asyncio.gather(*answers), strict=True):
             self._take_in(model, answer)
-        self._pending.clear()
+        self._exchange.forget()
         for model in bundles.keys() - self._bundles.keys():  # closed while this process was started
-            self._later(current, opened.closing(self._next(), model))
+            self._exchange.send_later(current, opened.closing(self._exchange.next(), model))
         self.lost = False
         self._enter("ready", "")
         self.started.set()
@@ -289,65 +283,22 @@ class Supervisor:
             raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
         return self._current
 
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
-
     async def _ask(
         self, current: EngineProcess, messages: Sequence[Message], within_s: float | None = None
     ) -> list[Message]:
         """The answers to some messages, in their order; a process that is later with them counts as hung."""
-        replies = [self._expect(message.number) for message in messages]
         try:
-            for message in messages:
-                await self._send(current, message)
-            answers = await asyncio.wait_for(asyncio.gather(*replies), within_s or self._run_timeout_s)
+            return await self._exchange.ask(current, messages, within_s or self._run_timeout_s)
         except asyncio.TimeoutError:
             self._hung()
             raise EngineAway(f"the engine gave no answer within {self._run_timeout_s:g} s") from None
-        finally:
-            for message, reply in zip(messages, replies, strict=True):
-                self._pending.pop(message.number, None)
-                if not reply.cancel() and not reply.cancelled():
-                    reply.exception()  # taken note of, should nobody have come to wait for it
-        return [unless_failed(answer) for answer in answers]
-
-    def _expect(self, number: int) -> asyncio.Future[Message]:
-        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._pending[number] = reply
-        return reply
 
     def _cancel(self, stream: Stream) -> int:
         unended = self._streams.unended(stream)
         for number in unended:
             if self._current:
-                self._later(self._current, sequences.cancelling(number, stream.model))
+                self._exchange.send_later(self._current, sequences.cancelling(number, stream.model))
         return len(unended)
-
-    async def _send(self, current: EngineProcess, message: Message) -> None:
-        """Send in a task of its own: whoever waits may be cancelled, and half a message would be the end of all."""
-        await asyncio.shield(self._later(current, message))
-
-    def _later(self, current: EngineProcess, message: Message) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._write(current, message))
-        self._tasks.add(task)
-        task.add_done_callback(self._sent)
-        return task
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # taken note of: nobody waits for what is cancelled to be sent
-
-    async def _write(self, current: EngineProcess, message: Message) -> None:
-        buffers = wire.pack(message)
-        loop = asyncio.get_running_loop()
-        async with self._sending:
-            try:
-                for buffer in buffers:
-                    await loop.sock_sendall(current.connection, buffer)
-            except OSError as error:
-                raise EngineAway("the engine process ended before it took the request") from error
 
     async def _read(self, current: EngineProcess) -> None:
         """Hand answers to those who wait, until the process is gone; then tell everybody."""
@@ -358,9 +309,7 @@ class Supervisor:
         except (OSError, wire.WireError, ValueError) as error:
             log.error("engine process cannot be read: %s", error)  # noqa: TRY400 - the text says it
         self._gone("it just ended")
-        for waiting in self._pending.values():
-            if not waiting.done():
-                waiting.set_exception(EngineAway("the engine process ended during the run"))
+        self._exchange.fail(lambda: EngineAway("the engine process ended during the run"))
         self._streams.fail(lambda: EngineAway("the engine process ended while it wrote the answer"))
         self.loads.clear()
 
@@ -372,9 +321,7 @@ class Supervisor:
             return
         if message.kind is Kind.FAILED:
             self._streams.forget(message.number)
-        waiting = self._pending.get(message.number)
-        if waiting and not waiting.done():
-            waiting.set_result(message)
+        self._exchange.answered(message)
 
     async def _watch(self) -> None:
         """End a process that writes and says nothing for too long; batches are timed one by one."""
