@@ -73,6 +73,25 @@ def test_inks_become_colours() -> None:
     assert found[:, 20:].min() > 247
 
 
+def test_inks_that_are_stored_as_brightness_become_colours() -> None:
+    """python-pillow/Pillow#2564: YCCK, which is cyan, magenta and yellow turned as a camera turns its colours."""
+    stored = Image.new("CMYK", (48, 16))
+    for at, (brightness, blue, red, black) in enumerate(
+        ((0, 128, 128, 255), (0, 128, 128, 0), (76, 85, 255, 0))
+    ):
+        # Pillow writes inks upside down.
+        stored.paste((255 - brightness, 255 - blue, 255 - red, black), (16 * at, 0, 16 * at + 16, 16))
+    file = bytearray(encoded(stored, "JPEG", quality=95))
+    place = file.index(b"Adobe") + 11
+    assert file[place] == 0
+    file[place] = 2
+    found = levels(bytes(file))
+    assert found[:, 2:14].max() < 8, "all black ink"
+    assert found[:, 18:30].min() > 247, "no ink"
+    assert found[:, 34:46, 0].max() < 8, "cyan takes the red"
+    assert found[:, 34:46, 1:].min() > 247
+
+
 def test_what_is_transparent_is_white() -> None:
     """tesseract-ocr/tesseract#369: black text on a transparent page became a black page."""
     picture = Image.new("RGBA", (20, 10), (0, 0, 0, 0))

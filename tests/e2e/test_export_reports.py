@@ -159,3 +159,26 @@ def test_a_tokenizer_without_token_types_gets_zeros_for_a_model_that_wants_them(
         states = eager(**given).last_hidden_state.numpy()
     mask = np.asarray(feeds["attention_mask"], np.float32)[..., None]
     np.testing.assert_allclose(found, (states * mask).sum(1) / mask.sum(1), atol=1e-5)
+
+
+def test_the_second_text_of_a_pair_is_told_from_the_first(tmp_path: Path) -> None:
+    """elixir-nx/bumblebee#444: pairs were scored without saying which text a token is of."""
+    model = tiny.checkpoint(tmp_path / "model", "bert", "reranking", num_labels=1, initializer_range=0.5)
+    bundle = built(model, tmp_path / "out")
+    codec = TextCodec.open(bundle.tokenizer, bundle.model)
+    engine = local_engine(bundle)
+    with closing(backend(engine.backend).open(engine)) as session:
+        feeds = codec.collate(
+            [codec.encode_pair("the cat", "ada wrote code"), codec.encode_pair("who", "the mat")]
+        )
+        found = np.asarray(session.run(feeds)["logits"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    pairs = (["the cat", "who"], ["ada wrote code", "the mat"])
+    given = tokenizer(*pairs, padding=True, return_tensors="pt", return_token_type_ids=True)
+    assert given["token_type_ids"].any()
+    eager = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
+    with torch.no_grad():
+        expected = eager(**given).logits.numpy()
+        blind = eager(**{**given, "token_type_ids": torch.zeros_like(given["token_type_ids"])}).logits.numpy()
+    assert np.abs(blind - expected).min() > 1e-2
+    np.testing.assert_allclose(found, expected, atol=1e-4)

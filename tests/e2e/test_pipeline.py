@@ -19,6 +19,7 @@ import av
 import httpx
 import numpy as np
 import packaged as tests_packages
+import pdfs
 import pytest
 import served
 from PIL import Image, ImageDraw, ImageFont
@@ -27,6 +28,7 @@ from alula.cli import main
 from alula.core.errors import InputError
 from alula.core.progress import Silent
 from alula.documents import Page, Scan, page_to_json
+from alula.documents.pdf import Pdf
 from alula.ocr import Ask, open_reader
 from alula.ocr.pipeline import Pipeline
 from alula.packaged import PACKAGES, build_pipeline, model_files
@@ -118,6 +120,25 @@ def test_a_page_on_its_side_or_head_is_read_all_the_same(reader: Pipeline, turns
     assert first is not None
     begins = {1: (80, 920), 2: (920, 620), 3: (620, 80)}[turns]
     assert np.abs(np.array(first[0]) - begins).max() < 30
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_boxes_of_a_turned_page_of_a_pdf_are_where_its_ink_is(reader: Pipeline, turn: int) -> None:
+    """Unstructured-IO/unstructured-inference#514: the page was turned, and its boxes were not."""
+    font = b"/Resources << /Font << /F << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
+    words = b"BT /F 30 Tf 60 700 Td (Delivery within seven days) Tj ET"
+    raw = pdfs.pages_of([b"/MediaBox [0 0 600 800] %s /Rotate %d" % (font, turn)], words)
+    with closing(Pdf(raw)) as file:
+        pixels = file.render(0, dpi=144).pixels
+    [page] = read(reader, Scan(source="a.pdf", index=0, pixels=pixels))
+    assert (page.width, page.height) == ((1200, 1600) if turn % 180 == 0 else (1600, 1200))
+    assert letters(page.text) == "Deliverywithinsevendays"
+    [block] = page.blocks
+    assert block.box is not None
+    corners = np.array(block.box)
+    rows, columns = np.nonzero(pixels.min(2) < 128)
+    ink = [columns.min(), rows.min(), columns.max(), rows.max()]
+    assert np.abs(np.concatenate([corners.min(0), corners.max(0)]) - ink).max() < 25
 
 
 def test_a_line_upside_down_among_upright_ones_is_read(reader: Pipeline) -> None:

@@ -263,7 +263,6 @@ def test_a_tagger_names_each_token_after_an_emoji_too(
 def test_reranking_has_the_order_and_the_scores_of_transformers(
     server: Running, checkpoints: Mapping[str, Path]
 ) -> None:
-    """elixir-nx/bumblebee#444: pairs were scored without saying which text a token is of."""
     expected = [
         float(
             logits(checkpoints["reranker"], "AutoModelForSequenceClassification", QUERY, text)[0].logits[0, 0]
