@@ -153,7 +153,7 @@ def test_weights_that_make_nan_are_refused_by_the_name_of_the_activation(
 
 
 def changed_copy(model: Tiny, to: Path, add: float) -> Tiny:
-    to.mkdir()
+    to.mkdir(parents=True)
     for file in model.folder.iterdir():
         (to / file.name).write_bytes(file.read_bytes())
     weights = load_file(model.folder / "model.safetensors")
@@ -179,7 +179,8 @@ def test_another_checkpoint_other_data_or_another_method_calibrates_again(
     model: Tiny, texts: list[Text], cache: Path, tmp_path: Path
 ) -> None:
     first = calibrate(model.checkpoint, model.spec, calls(model, texts))
-    changed = changed_copy(model, tmp_path / "changed", 0.5)
+    changed = changed_copy(model, tmp_path / "changed" / model.folder.name, 0.5)
+    assert changed.spec.name == model.spec.name
     assert calibrate(changed.checkpoint, changed.spec, calls(changed, texts)).ranges != first.ranges
     assert calibrate(model.checkpoint, model.spec, calls(model, texts[:4])).ranges != first.ranges
     assert (

@@ -171,7 +171,7 @@ def test_the_second_text_of_a_pair_is_told_from_the_first(tmp_path: Path) -> Non
         feeds = codec.collate(
             [codec.encode_pair("the cat", "ada wrote code"), codec.encode_pair("who", "the mat")]
         )
-        found = np.asarray(session.run(feeds)["logits"])
+        found = np.asarray(session.run(feeds)["logits"], np.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     pairs = (["the cat", "who"], ["ada wrote code", "the mat"])
     given = tokenizer(*pairs, padding=True, return_tensors="pt", return_token_type_ids=True)
