@@ -187,7 +187,12 @@ def test_tensors_over_either_transport_give_the_vectors_of_transformers(
         named = [slot["name"] for slot in server.get("/v2/models/minilm")["inputs"]]
         own = [given(name, np.asarray(ids[name], np.int64), "INT64") for name in named if name != "text"]
         texts = given("text", np.array([text.encode() for text in TEXTS], np.object_), "BYTES")
-        for inputs in (own, [texts]):
+        # huggingface/optimum#223 and #1758: ids of 32 bits, and a model of BERT's without token types.
+        few = [
+            given(name, np.asarray(ids[name], np.int32), "INT32") for name in ("input_ids", "attention_mask")
+        ]
+        assert {"token_type_ids", "input_ids"} < set(named)
+        for inputs in (own, few, [texts]):
             found = client.infer("minilm", inputs).as_numpy("embedding")
             assert found.dtype == np.float32
             assert np.abs(found - expected).max() < 1e-4

@@ -101,6 +101,15 @@ def test_ids_and_texts_give_what_embed_gives(
     assert by_text.as_numpy("embedding").tolist() == expected
 
 
+@pytest.mark.parametrize("datatype", ["INT32", "UINT32", "INT8"])
+def test_ids_of_fewer_bits_are_the_same_ids(server: Running, datatype: str) -> None:
+    """huggingface/optimum#223: ids of 32 bits were refused where 64 are declared."""
+    asked = {"inputs": [{**IDS, "datatype": datatype}, {**MASK, "datatype": datatype}]}
+    [narrow] = ok(server.post(PATH, asked))["outputs"]
+    [wide] = ok(server.post(PATH, {"inputs": [IDS, MASK]}))["outputs"]
+    assert narrow == wide
+
+
 def test_what_is_said_of_tokens_comes_as_long_as_the_ids(client: triton.InferenceServerClient) -> None:
     model = "tiny/token-classification"
     ids = [[2, 8, 3, 0, 0], [2, 4, 4, 8, 3]]
@@ -201,7 +210,8 @@ def test_outputs_are_told_as_json_unless_asked_otherwise(server: Running) -> Non
         ([IDS], "input 'attention_mask' is missing; expected input_ids, attention_mask, or 'text' in place"),
         ([IDS, IDS], "input 'input_ids' is given twice"),
         ([IDS, MASK, TEXT], "inputs 'text' and 'input_ids' are both given; expected either"),
-        ([{**IDS, "datatype": "INT32"}, MASK], "input 'input_ids' is INT32; expected INT64"),
+        ([{**IDS, "datatype": "FP32"}, MASK], "input 'input_ids' is FP32; expected INT64"),
+        ([{**IDS, "datatype": "UINT64"}, MASK], "input 'input_ids' is UINT64; expected INT64"),
         ([{**IDS, "datatype": "BF16"}, MASK], "has datatype 'BF16'; expected one of: BOOL"),
         ([{**IDS, "shape": [3]}, MASK], "input 'input_ids' has shape [3]; expected [-1, -1]"),
         ([{**IDS, "shape": [1, -1]}, MASK], "has shape [1, -1]; expected sizes of 0.."),

@@ -20,10 +20,11 @@ from alula.serve.catalogue import Served
 from alula.serve.errors import Refused
 from alula.serve.pictures import Uploaded
 from alula.serve.service import Service
-from alula.serve.tensors import BYTES, Slot, datatype_of
+from alula.serve.tensors import BYTES, DATATYPES, Slot, datatype_of
 from alula.serve.uploads import Upload
 
 TEXT, PAIR, IMAGE = "text", "text_pair", "image"
+TYPES = "token_type_ids"
 
 PAIRED = ("sequence-classification", "reranking", "question-answering")
 """Tasks whose models may read two texts as one row."""
@@ -43,7 +44,7 @@ async def givers(service: Served, feeds: Mapping[str, Array], wanted: Sequence[s
         raise Refused(
             f"model {service.name!r} writes text and takes no tensors; ask /v1/completions", status=400
         )
-    _check(service, feeds)
+    feeds = _fitting(service, feeds)
     if isinstance(service, Service):
         return await (_of_texts if TEXT in feeds else _of_ids)(service, feeds, TOKENS in wanted)
     if isinstance(service, Uploaded):
@@ -63,10 +64,14 @@ def _read(service: Served) -> tuple[str, ...]:
     return (IMAGE,) if isinstance(service, Uploaded) else ()
 
 
-def _check(service: Served, feeds: Mapping[str, Array]) -> None:
-    """Refuse names, datatypes and shapes other than those of one of the ways to ask."""
+def _fitting(service: Served, feeds: Mapping[str, Array]) -> Feeds:
+    """The feeds in the types of one of the ways to ask; names, datatypes and shapes of none are refused.
+
+    Whole numbers of fewer bits are taken for those of more. Token types may be left out: they are zeros then.
+    """
     slots = {slot.name: slot for slot in takes(service)}
-    for name, array in feeds.items():
+    found = {name: _widened(array, slots[name]) if name in slots else array for name, array in feeds.items()}
+    for name, array in found.items():
         if name not in slots:
             raise InputError(f"no input {name!r}; {service.name} takes {', '.join(slots)}")
         slot = slots[name]
@@ -84,9 +89,17 @@ def _check(service: Served, feeds: Mapping[str, Array]) -> None:
         raise InputError(f"inputs {read[0]!r} and {mixed[0]!r} are both given; expected either")
     if PAIR in read and TEXT not in read:
         raise InputError(f"input {PAIR!r} is given without {TEXT!r}")
-    if missing := [name for name in own if name not in feeds and not read]:
+    left_out = (TYPES,) if isinstance(service, Service) else ()
+    if missing := [name for name in own if name not in (*feeds, *left_out) and not read]:
         instead = f", or {_read(service)[0]!r} in place of {', '.join(own)}" if _read(service) else ""
         raise InputError(f"input {missing[0]!r} is missing; expected {', '.join(own)}{instead}")
+    return found
+
+
+def _widened(array: Array, slot: Slot) -> Array:
+    wanted = np.dtype(DATATYPES.get(slot.datatype, "object"))
+    whole = array.dtype.kind in "iu" and wanted.kind in "iu"
+    return array.astype(wanted, copy=False) if whole and np.can_cast(array.dtype, wanted) else array
 
 
 async def _of_texts(service: Service, feeds: Mapping[str, Array], unpooled: bool) -> Feeds:
@@ -130,7 +143,7 @@ def _rows(feeds: Mapping[str, Array]) -> list[tuple[list[int], tuple[int, ...]]]
     """Ids and types of each row without its padding."""
     ids = np.asarray(feeds["input_ids"], np.int64)
     mask = np.asarray(feeds.get("attention_mask", np.ones_like(ids)), np.int64)
-    types = np.asarray(feeds.get("token_type_ids", np.zeros_like(ids)), np.int64)
+    types = np.asarray(feeds.get(TYPES, np.zeros_like(ids)), np.int64)
     lengths = (mask == 1).sum(1)
     wrong = (mask != (np.arange(mask.shape[1]) < lengths[:, None])).any(1) | (lengths < 1)
     if wrong.any():
