@@ -15,6 +15,7 @@ from alula.bundles import Bundle
 from alula.core.errors import EngineError, InputError
 from alula.core.profile import Profile, Range
 from alula.core.progress import Silent
+from alula.core.words import TOKENS
 from alula.engines import backend
 from alula.engines.torch import reference
 from alula.families import describe, open_checkpoint
@@ -131,6 +132,25 @@ def test_a_build_that_fails_its_checks_does_not_replace_a_verified_bundle(
     fresh = build(replace(request, to=tmp_path / "new", use_cache=False), Silent()).bundle
     assert fresh.root == tmp_path / "new"
     assert not fresh.verified
+
+
+def test_golden_outputs_hold_a_bundle_with_token_embeddings_too(tmp_path: Path, minilm_folder: Path) -> None:
+    request = BuildRequest(
+        model=str(minilm_folder),
+        to=tmp_path / "b",
+        precision="fp32",
+        target="onnxruntime",
+        reference="golden",
+        token_embeddings=True,
+        name="another",
+    )
+    bundle = build(request, Silent()).bundle
+    assert bundle.verified
+    held = {(check.output, check.reference) for check in bundle.checks if check.metric == "cosine"}
+    assert held == {("embedding", "golden"), ("embedding", "own-graph"), (TOKENS, "own-graph")}
+    assert set(bundle.stored.outputs[0]) == {"embedding", TOKENS}
+    proved = verify_bundle(bundle, VerifyRequest(reference="golden", model=str(minilm_folder)), Silent())
+    assert proved.verified
 
 
 def test_another_tokenizer_is_another_bundle_and_an_unwritable_cache_is_no_failure(

@@ -43,7 +43,9 @@ class Grounds:
         """What a bundle of this precision carries to check itself elsewhere."""
         if self.rehearsed is not None:
             return self.rehearsed.stored(STORED_BYTES)
-        return self.evidence[0].stored(precision, STORED_BYTES)
+        # The strongest one that has all outputs; golden ones have no states of tokens.
+        most = max(self.evidence, key=lambda each: len(each.outputs[0]) if each.outputs else 0)
+        return most.stored(precision, STORED_BYTES)
 
 
 def grounds_of(request: BuildRequest, resolved: Resolved, tokenizer: Path, progress: Progress) -> Grounds:
