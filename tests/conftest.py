@@ -9,6 +9,11 @@ import packaged
 import packaged_t5
 import pytest
 from gpus import REASON
+from hypothesis import settings
+
+# How long an example takes is the machine's affair; a test has its own limit.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_collection_finish() -> None:
