@@ -127,11 +127,31 @@ def test_what_is_no_request_is_told_so_in_json(server: Running, sent: bytes) -> 
     assert server.client.get("/health/ready").status_code == 200
 
 
-def test_a_head_that_is_too_large_is_told_so(server: Running) -> None:
-    with connected(server, b"GET /info HTTP/1.1\r\nhost: a\r\nx-a: " + b"a" * 70_000) as client:
+LARGE_HEADS = [
+    b"GET /info HTTP/1.1\r\nhost: a\r\nx-a: " + b"a" * 70_000,
+    b"GET /info HTTP/1.1\r\nhost: a\r\nx-a: " + b"a" * 70_000 + b"\r\n\r\n",
+    b"GET /info?a=" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", LARGE_HEADS, ids=["without an end", "whole", "of its path"])
+def test_a_head_that_is_too_large_is_told_so(server: Running, sent: bytes) -> None:
+    with connected(server, sent) as client:
         head, body = until_closed(client)
     assert head.startswith(b"http/1.1 431 request header fields too large")
     assert "more than 65536 bytes" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_large_body_behind_a_head_in_pieces_is_no_large_head(server: Running, cut: int) -> None:
+    """The first piece ends within the blank line, or before it."""
+    text = b'{"inputs": "' + b"a " * 60_000 + b'"}'
+    head = b"POST /embed HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
+    with connected(server, head[: len(head) - cut]) as client:
+        time.sleep(0.05)
+        client.sendall(head[len(head) - cut :] + text)
+        answer, _ = until_closed(client)
+    assert answer.startswith(b"http/1.1 200 ")
 
 
 def test_a_connection_too_many_is_told_so_and_room_is_used_again(bundles: dict[str, Path]) -> None:

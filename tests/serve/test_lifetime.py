@@ -206,7 +206,7 @@ def test_a_killed_front_leaves_no_engine_behind(bundles: dict[str, Path]) -> Non
         wait_until(lambda: not alive(engine))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stopped_server_finishes_what_it_admitted(
     bundles: dict[str, Path], gate: Path, number: int
 ) -> None:

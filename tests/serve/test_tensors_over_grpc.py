@@ -147,7 +147,10 @@ def test_values_may_stand_in_the_message_by_their_type(both: Both) -> None:
     [
         (typed(int64_contents=[3]), "input 'k' is INT32 with int64_contents; expected int_contents"),
         (typed(), "input 'k' has 0 elements; shape [1] has 1"),
-        (typed(int64_contents=[3], datatype="INT64"), "input 'k' is INT64; expected INT32"),
+        (
+            typed(int64_contents=[3], datatype="INT64"),
+            "input 'k' is INT64; expected INT32 or one of fewer bits",
+        ),
         (typed(int_contents=[300], datatype="INT8"), "input 'k' holds a number that is no INT8"),
         (typed(datatype="FP16"), "input 'k' is FP16, which comes in raw_input_contents alone"),
         (typed(int_contents=[11]), "input 'k' holds 11; the model takes 'k=int32[batch]:0:9'"),

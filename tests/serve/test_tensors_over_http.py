@@ -207,7 +207,10 @@ def test_outputs_are_told_as_json_unless_asked_otherwise(server: Running) -> Non
     [
         ([], "no inputs are given"),
         ([{**IDS, "name": "x"}, MASK], "no input 'x'; tiny/embeddings takes text, input_ids, attention_mask"),
-        ([IDS], "input 'attention_mask' is missing; expected input_ids, attention_mask, or 'text' in place"),
+        (
+            [IDS],
+            "input 'attention_mask' is missing; expected input_ids, attention_mask, or 'text' in their place",
+        ),
         ([IDS, IDS], "input 'input_ids' is given twice"),
         ([IDS, MASK, TEXT], "inputs 'text' and 'input_ids' are both given; expected either"),
         ([{**IDS, "datatype": "FP32"}, MASK], "input 'input_ids' is FP32; expected INT64"),

@@ -38,19 +38,25 @@ PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 MOST_HEAD_BYTES = 65_536
 """Of a request, before its body; the parser has no limit of its own."""
 
+HEAD_END = b"\r\n\r\n"
+
 
 class _Http(HttpToolsProtocol):
-    """uvicorn's protocol, which can be asked whether it is in the middle of a head."""
+    """uvicorn's protocol, which can be asked whether it is in the middle of a head or of a body."""
 
-    in_head = False
+    in_head = in_body = False
 
     def on_message_begin(self) -> None:
         self.in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self.in_head = False
+        self.in_head, self.in_body = False, True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        super().on_message_complete()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +141,7 @@ class Connection(asyncio.Protocol):
         self.leaving: set[Callable[[], None]] = set()
         self._begins = b""
         self._head_bytes = 0
+        self._head_ends = b""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -156,14 +163,24 @@ class Connection(asyncio.Protocol):
             return
         self._begins = data[:LOOKED_AT]
         _CURRENT.set(self)  # for the task that answers what begins here
+        if self._head_bytes + self._of_head(data) > MOST_HEAD_BYTES:
+            self._refuse(431, f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
+            return
         self._http.data_received(data)
         self._head_bytes = self._head_bytes + len(data) if self._http.in_head else 0
-        if self._head_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
+        self._head_ends = (self._head_ends + data[-len(HEAD_END) :])[-len(HEAD_END) + 1 :]
         if not self._waits:
             self._unwait()
         elif self._timer is None:
             self._wait(self._bounds.head_s)
+
+    def _of_head(self, data: bytes) -> int:
+        """How many of these bytes belong to the head of a request."""
+        if self._http.in_body:
+            return 0
+        before = self._head_ends if self._http.in_head else b""
+        end = (before + data).find(HEAD_END)
+        return len(data) if end < 0 else max(0, end - len(before))
 
     def eof_received(self) -> bool | None:
         """Half a connection is none."""

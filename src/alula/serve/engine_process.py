@@ -31,6 +31,7 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     # The front decides when this process ends; a signal to the whole group must not cut a drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     opening = Opening.parse(argv[1])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     log_as(opening.log_format)

@@ -52,7 +52,9 @@ async def _serve(
 ) -> None:
     server = Server(options, bundles, first)
     asyncio.get_running_loop().set_exception_handler(OutOfFiles())
-    with _told_to_stop() as stop:
+    # Who has no repository has nothing to load again: a terminal that is closed ends the server as it should.
+    signals = SIGNALS if options.repository else (*SIGNALS, RELOAD)
+    with _told_to_stop(signals) as stop:
         try:
             async with grpc_front(server), Front(server, sock) as front:
                 loading = asyncio.ensure_future(server.load())
@@ -79,16 +81,16 @@ def grpc_front(server: Server) -> contextlib.AbstractAsyncContextManager[object]
 
 
 @contextlib.contextmanager
-def _told_to_stop() -> Iterator[asyncio.Event]:
+def _told_to_stop(signals: Sequence[int]) -> Iterator[asyncio.Event]:
     """An event that is set by the signals that end a server."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    for number in signals:
         loop.add_signal_handler(number, stop.set)
     try:
         yield stop
     finally:
-        for number in SIGNALS:
+        for number in signals:
             loop.remove_signal_handler(number)
 
 

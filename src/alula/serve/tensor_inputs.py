@@ -77,7 +77,8 @@ def _fitting(service: Served, feeds: Mapping[str, Array]) -> Feeds:
         slot = slots[name]
         given = BYTES if array.dtype == np.object_ else datatype_of(str(array.dtype))
         if given != slot.datatype:
-            raise InputError(f"input {name!r} is {given}; expected {slot.datatype}")
+            fewer = " or one of fewer bits" if slot.datatype.startswith("INT") else ""
+            raise InputError(f"input {name!r} is {given}; expected {slot.datatype}{fewer}")
         fits = len(array.shape) == len(slot.shape) and all(
             dim in {-1, size} for dim, size in zip(slot.shape, array.shape, strict=True)
         )
@@ -91,8 +92,9 @@ def _fitting(service: Served, feeds: Mapping[str, Array]) -> Feeds:
         raise InputError(f"input {PAIR!r} is given without {TEXT!r}")
     left_out = (TYPES,) if isinstance(service, Service) else ()
     if missing := [name for name in own if name not in (*feeds, *left_out) and not read]:
-        instead = f", or {_read(service)[0]!r} in place of {', '.join(own)}" if _read(service) else ""
-        raise InputError(f"input {missing[0]!r} is missing; expected {', '.join(own)}{instead}")
+        instead = f", or {_read(service)[0]!r} in their place" if _read(service) else ""
+        wanted = ", ".join(name for name in own if name not in left_out)
+        raise InputError(f"input {missing[0]!r} is missing; expected {wanted}{instead}")
     return found
 
 
@@ -124,7 +126,8 @@ async def _of_ids(service: Service, feeds: Mapping[str, Array], unpooled: bool) 
     """Ids as they are; the batcher pads rows anew, so padding may only be at their end."""
     count = rows_of(feeds)
     if len({array.shape for array in feeds.values()}) != 1:
-        raise ShapeError("inputs have different shapes; expected one shape of all of them")
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise ShapeError(f"inputs have different shapes: {shapes}; expected one shape of all of them")
     given = feeds["input_ids"].shape[1]
     if given > service.spec.max_length:
         raise InputError(f"a row has {given} tokens; the model takes {service.spec.max_length}")
