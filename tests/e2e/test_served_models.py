@@ -326,7 +326,9 @@ def test_a_text_longer_than_the_usable_positions_is_cut_or_refused_and_the_engin
         assert ok(whole) == [found]
     else:
         assert whole.status_code == 400
-        assert whole.json()["error"] == f"text has {tokens} tokens; the model takes 512"
+        # Of a long text only as much is read as shows that it is too long.
+        told = f"{tokens} tokens" if tokens < 3000 else r"\d+ tokens and more"
+        assert re.fullmatch(f"text has {told}; the model takes 512", whole.json()["error"])
     asked = {"question": "who", "context": " ".join(words), "model": "reader"}
     assert ok(server.post("/predict", asked))["answer"]
     assert server.engine_pid() == engine
