@@ -4,6 +4,7 @@ import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import served
@@ -87,6 +88,13 @@ def test_verify_keeps_a_failure_in_the_bundle(tmp_path: Path) -> None:
     assert not Bundle.open(bundle.root).verified
 
 
+def of_minilm(folder: Path, to: Path, **more: Any) -> BuildRequest:
+    """In fp32, held to the stored outputs."""
+    return BuildRequest(
+        model=str(folder), to=to, precision="fp32", target="onnxruntime", reference="golden", **more
+    )
+
+
 def test_a_checkpoint_that_is_named_must_be_the_one_that_was_built(
     tmp_path: Path, minilm_folder: Path
 ) -> None:
@@ -98,13 +106,7 @@ def test_a_checkpoint_that_is_named_must_be_the_one_that_was_built(
 
 def test_evidence_never_gets_weaker(tmp_path: Path, minilm_folder: Path) -> None:
     """Built beside PyTorch, verified again where only the own graph is to be had: both comparisons count."""
-    request = BuildRequest(
-        model=str(minilm_folder),
-        to=tmp_path / "b",
-        precision="fp32",
-        target="onnxruntime",
-        reference="golden",
-    )
+    request = of_minilm(minilm_folder, tmp_path / "b")
     bundle = build(request, Silent()).bundle
     proved = verify_bundle(bundle, VerifyRequest(reference="own-graph"), Silent())
     assert proved.verified
@@ -114,13 +116,7 @@ def test_evidence_never_gets_weaker(tmp_path: Path, minilm_folder: Path) -> None
 def test_a_build_that_fails_its_checks_does_not_replace_a_verified_bundle(
     tmp_path: Path, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
-    request = BuildRequest(
-        model=str(minilm_folder),
-        to=tmp_path / "b",
-        precision="fp32",
-        target="onnxruntime",
-        reference="golden",
-    )
+    request = of_minilm(minilm_folder, tmp_path / "b")
     good = build(request, Silent()).bundle
     # The fault: whatever a word is, the graph masks nothing.
     monkeypatch.setattr("alula.families.layers.MASKED", 0.0)
@@ -135,15 +131,7 @@ def test_a_build_that_fails_its_checks_does_not_replace_a_verified_bundle(
 
 
 def test_golden_outputs_hold_a_bundle_with_token_embeddings_too(tmp_path: Path, minilm_folder: Path) -> None:
-    request = BuildRequest(
-        model=str(minilm_folder),
-        to=tmp_path / "b",
-        precision="fp32",
-        target="onnxruntime",
-        reference="golden",
-        token_embeddings=True,
-        name="another",
-    )
+    request = of_minilm(minilm_folder, tmp_path / "b", token_embeddings=True, name="another")
     bundle = build(request, Silent()).bundle
     assert bundle.verified
     held = {(check.output, check.reference) for check in bundle.checks if check.metric == "cosine"}

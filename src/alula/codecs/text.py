@@ -158,11 +158,11 @@ class TextCodec:
         """As much of the texts as has the tokens that the model takes, and whether that is all of them."""
         limit, longest = self.spec.max_length, max(map(len, texts))
         for size in lengths_to_read(texts, limit) if not self._left else ():
-            encoding = self._encoding(*(text[:size] for text in texts))
-            if size < longest and suffices(_read(encoding), texts, size, limit):
-                return encoding, False
             if size == longest:
-                return encoding, True
+                break
+            encoding = self._encoding(*(text[:size] for text in texts))
+            if suffices(_read(encoding), texts, size, limit):
+                return encoding, False
         return self._encoding(*texts), True
 
     def _encoding(self, first: str, second: str | None = None) -> Encoding:

@@ -167,8 +167,11 @@ class Connection(asyncio.Protocol):
             self._refuse(431, f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
             return
         self._http.data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if self._http.in_head else 0
-        self._head_ends = (self._head_ends + data[-len(HEAD_END) :])[-len(HEAD_END) + 1 :]
+        if self._http.in_head:
+            self._head_bytes += len(data)
+            self._head_ends = (self._head_ends + data[-len(HEAD_END) :])[-len(HEAD_END) + 1 :]
+        else:
+            self._head_bytes, self._head_ends = 0, b""
         if not self._waits:
             self._unwait()
         elif self._timer is None:
@@ -178,9 +181,8 @@ class Connection(asyncio.Protocol):
         """How many of these bytes belong to the head of a request."""
         if self._http.in_body:
             return 0
-        before = self._head_ends if self._http.in_head else b""
-        end = (before + data).find(HEAD_END)
-        return len(data) if end < 0 else max(0, end - len(before))
+        end = (self._head_ends + data).find(HEAD_END)
+        return len(data) if end < 0 else max(0, end - len(self._head_ends))
 
     def eof_received(self) -> bool | None:
         """Half a connection is none."""
