@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import shutil
 import signal
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -19,7 +22,9 @@ import tritonclient.http as triton_http
 from served import Running, metric, running, wait_until
 
 from alula.core.profile import Range
-from alula.serve.options import ENGINE_COMMAND
+from alula.serve.named import Named
+from alula.serve.options import ENGINE_COMMAND, ServeOptions
+from alula.serve.server import Server
 
 LOAD, UNLOAD = "/v2/repository/models/{}/load", "/v2/repository/models/{}/unload"
 
@@ -109,6 +114,27 @@ def test_a_model_is_replaced_under_load_and_every_answer_is_that_of_one_of_both(
     assert set(lengths) == {2}
     assert one.get("/health")["engine"]["restarts"] == 0
     assert metric(one, "alula_requests_total", route="/embed", status="200") == len(statuses)
+
+
+def test_nothing_of_a_model_that_was_unloaded_stays_though_nobody_collects(repository: Path) -> None:
+    async def unloaded() -> None:
+        given = (repository / "first",)
+        options = ServeOptions(bundles=given, repository=str(repository), engine_command=served.SCRIPTED)
+        server = Server(options, Named.all_at(given))
+        try:
+            await server.load()
+            service = weakref.ref(server.catalogue.services[0])
+            await server.models.unload("first")
+            while service() is not None:
+                await asyncio.sleep(0.01)
+        finally:
+            await server.stop()
+
+    gc.disable()  # as good as never, which is how often a server's collector looks at everything
+    try:
+        asyncio.run(asyncio.wait_for(unloaded(), 20))
+    finally:
+        gc.enable()
 
 
 def test_requests_in_flight_finish_on_the_old_model(repository: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Canaries:
         self._every_s = every_s
         self._told = told
         self._beside = beside
-        self._asking: dict[str, tuple[Served, Canary | None]] = {}
+        self._asking: dict[str, tuple[Bundle, Canary | None]] = {}
         self._pulses: dict[str, Pulse] = {}
 
     @property
@@ -71,13 +71,17 @@ class Canaries:
         """Ask again and again, and at once where a process was started again."""
         while True:
             self._supervisor.started.clear()
-            for at, service in tuple(self._services()):
-                await self._try(at, service)
-            for gone in self._asking.keys() - self._there():
-                del self._asking[gone]
-                self._pulses.pop(gone, None)
+            await self._ask_all()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._supervisor.started.wait(), self._every_s)
+
+    async def _ask_all(self) -> None:
+        # Not in the loop that watches, whose variables would keep a service that has left.
+        for at, service in tuple(self._services()):
+            await self._try(at, service)
+        for gone in self._asking.keys() - self._there():
+            del self._asking[gone]
+            self._pulses.pop(gone, None)
 
     async def _try(self, at: int, service: Served) -> None:
         try:
@@ -88,10 +92,10 @@ class Canaries:
     async def _ask(self, at: int, service: Served) -> None:
         name = service.name + self._beside
         known, canary = self._asking.get(name, (None, None))
-        if known is not service:  # another one by the same name has other answers
+        if known is not service.bundle:  # another one by the same name has other answers
             loop = asyncio.get_running_loop()
             canary = await loop.run_in_executor(None, canary_of, service.bundle)
-            self._asking[name] = service, canary
+            self._asking[name] = service.bundle, canary
             self._pulses.pop(name, None)
         if canary is None:
             return

@@ -19,6 +19,7 @@ from pathlib import Path
 from alula.serve import wire
 from alula.serve.engines import Engines, Opener
 from alula.serve.logs import log_as
+from alula.serve.memory import collect_seldom
 from alula.serve.named import Named
 from alula.serve.process import LOST_DEVICE, Opening
 from alula.serve.wire import Message
@@ -35,6 +36,7 @@ def main(argv: Sequence[str], opener: Opener | None = None) -> None:
     opening = Opening.parse(argv[1])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     log_as(opening.log_format)
+    collect_seldom()
     connection = socket.socket(fileno=int(argv[0]))
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()

@@ -113,7 +113,7 @@ class Engines:
         try:
             if leaving is not None:
                 leaving.close()
-            memory.give_back()
+            memory.collect()
         except Exception as error:
             self._post(_failure(number, error))
         else:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from alula.bundles import Bundle
 from alula.core.errors import AlulaError
+from alula.serve import memory
 from alula.serve.budget import Budget, Held
 from alula.serve.catalogue import Catalogue, Served, itself
 from alula.serve.errors import Refused
@@ -298,6 +299,7 @@ class Models:
         await standing.work.aclose()
         await self._supervisor.close(standing.number)
         self._leaving.discard(standing)
+        asyncio.get_running_loop().call_soon(memory.collect)  # when this is over: a service holds itself
 
     def _replaced(self, number: int) -> None:
         """An engine process that was started again has not opened this one, whose bundle is another one by now."""

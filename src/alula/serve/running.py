@@ -13,6 +13,7 @@ from alula.core.errors import MissingExtraError
 from alula.serve.connections import OutOfFiles
 from alula.serve.front import Front
 from alula.serve.logs import log_as
+from alula.serve.memory import collect_seldom
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
@@ -34,6 +35,7 @@ def run_until_told(
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
     log_as(options.log_format)
+    collect_seldom()
     asyncio.run(_serve(options, bundles, first, sock, on_ready))
 
 
