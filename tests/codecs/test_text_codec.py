@@ -302,9 +302,10 @@ def test_a_folder_without_a_fast_tokenizer_says_how_to_make_one(tmp_path: Path) 
         TextCodec.open(tmp_path, spec())
 
 
-def test_a_row_without_places_is_the_row_with_them_but_for_those() -> None:
-    reader = codec(max_length=16)
-    for text in ("a b a", "", "a " * 40):
+@pytest.mark.parametrize("left", [False, True])
+def test_a_row_without_places_is_the_row_with_them_but_for_those(left: bool) -> None:
+    reader = codec(max_length=16, left=left)
+    for text in ("a b a", "", "hello " + "a " * 40 + "world", "a b" * 2000):
         whole, bare = reader.encode(text), reader.encode(text, places=False)
         assert (bare.offsets, bare.sources, bare.words) == ((), (), ())
         assert (bare.ids, bare.type_ids, bare.given) == (whole.ids, whole.type_ids, whole.given)

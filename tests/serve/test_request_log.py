@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from served import make_reader, metric, picture, running, wait_until
 
-from alula.serve.records import MOST_SPANS, Record, current, recording
+from alula.serve.records import MOST_SPANS, Record, Recording, current
 
 
 def record(**known: Any) -> Record:
@@ -62,7 +62,7 @@ def test_spans_are_bounded_and_times_are_not() -> None:
 
 
 def test_a_record_is_at_hand_within_its_request_alone() -> None:
-    with recording(record()) as found:
+    with Recording(record()) as found:
         current().asked("m", 2)
         current().asked("m", 1)
     current().asked("n", 5)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -15,6 +14,7 @@ from alula.batching.costs import Costs
 from alula.batching.pace import Pace
 from alula.batching.policy import BatchPolicy, choose
 from alula.batching.queue import Asked, Queue, Told, Waiting
+from alula.core.ending import AtEnd
 from alula.core.errors import InputError, Overloaded
 
 In = TypeVar("In")
@@ -135,17 +135,15 @@ class Batcher(Generic[In, Out]):
         """How long what waits takes, and so many rows more, by what was measured; None before the first batch."""
         return self._pace.seconds_for(self._queue.rows + rows)
 
-    @contextmanager
-    def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
+    def expecting(self, rows: int, tokens: int = 0, *, share: float = 1.0) -> AtEnd:
         """Refuse a request of so many rows as `submit` would, before anybody works on it, or keep a place for them.
 
-        The place is kept as long as this lasts, which must end before `submit`. `tokens` are as many as are expected;
-        `share` is that of the queue which the request may fill, unless it is empty.
+        The place is kept from now on until the block ends, which must be before `submit`. `tokens` are as many as are
+        expected; `share` is that of the queue which the request may fill, unless it is empty.
         """
         tokens = max(tokens, rows)
         self._admit(rows, tokens, share)
-        with self._queue.expecting(rows, tokens):
-            yield
+        return self._queue.expecting(rows, tokens)
 
     async def submit(
         self,

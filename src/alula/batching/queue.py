@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Generic, TypeAlias, TypeVar
 
 from alula.batching.costs import Costs
 from alula.batching.policy import BatchPolicy, Unit, at_once, next_turn, packs, worth
+from alula.core.ending import AtEnd
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -74,16 +74,14 @@ class Queue(Generic[In, Out]):
         self.rows = self.tokens = 0
         self.expected_rows = self.expected_tokens = 0
 
-    @contextmanager
-    def expecting(self, rows: int, tokens: int) -> Iterator[None]:
-        """Keep a place for so many as long as this lasts."""
+    def expecting(self, rows: int, tokens: int) -> AtEnd:
+        """Keep a place for so many from now on until the block ends."""
+        self._expect(rows, tokens)
+        return AtEnd(lambda: self._expect(-rows, -tokens))
+
+    def _expect(self, rows: int, tokens: int) -> None:
         self.expected_rows += rows
         self.expected_tokens += tokens
-        try:
-            yield
-        finally:
-            self.expected_rows -= rows
-            self.expected_tokens -= tokens
 
     def has_room(self, rows: int, tokens: int, share: float) -> bool:
         """Whether so many may wait, too, in so much of the queue; where nobody waits there always is."""
@@ -100,8 +98,9 @@ class Queue(Generic[In, Out]):
             self._cut(request, rows, place, deadline)
             for rows in packs(request.lengths, self._policy, self._costs)
         ]
-        # Before anything was measured, work is not in seconds.
-        free = at_once([each.unit.worth for each in cut]) if self._costs.known else len(cut)
+        free = len(cut)
+        if free > 1 and self._costs.known:  # before anything was measured, work is not in seconds
+            free = at_once([each.unit.worth for each in cut])
         later = [replace(each, unit=replace(each.unit, turn=inf)) for each in cut[free:]]
         at = self.behind(place)
         self.waiting[at:at] = [*cut[:free], *later]
@@ -125,6 +124,8 @@ class Queue(Generic[In, Out]):
 
     def behind(self, place: float) -> int:
         """Where a request of this place stands: behind all that go before it."""
+        if not self.waiting or self.waiting[-1].unit.place <= place:
+            return len(self.waiting)
         return bisect_right(self.waiting, place, key=lambda waiting: waiting.unit.place)
 
     def ahead(self, place: float) -> Sequence[Waiting[In, Out]]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
-from alula.codecs.beginnings import Read, lengths_to_read, suffices
+from alula.codecs.beginnings import LEAST, Read, lengths_to_read, suffices
 from alula.codecs.lengths import Cut, cut_first, cut_longest, cut_second
 from alula.codecs.rows import SPECIAL, Row, collate
 from alula.core.errors import InputError
@@ -88,7 +88,10 @@ class TextCodec:
 
     def encode(self, text: str, *, truncate: bool = True, places: bool = True) -> Row:
         """One text as a row; without `places` it says of no token where it comes from, which takes less time."""
-        return self._row(*self._beginning(valid_text(text)), cut_first, truncate, places)
+        if places or len(text) > LEAST:
+            return self._row(*self._beginning(valid_text(text)), cut_first, truncate, places)
+        encoding = self._tokenizer.encode_batch_fast([valid_text(text)])[0]
+        return self._row(encoding, True, cut_first, truncate, places=False)
 
     def encode_pair(
         self, first: str, second: str, *, truncate: bool = True, only_second: bool = False
@@ -157,6 +160,8 @@ class TextCodec:
     def _beginning(self, *texts: str) -> tuple[Encoding, bool]:
         """As much of the texts as has the tokens that the model takes, and whether that is all of them."""
         limit, longest = self.spec.max_length, max(map(len, texts))
+        if longest <= LEAST:
+            return self._encoding(*texts), True
         for size in lengths_to_read(texts, limit) if not self._left else ():
             if size == longest:
                 break

@@ -5,8 +5,8 @@ Over HTTP this stands around the application; over gRPC the same `Admission` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from starlette.responses import Response
@@ -46,6 +46,7 @@ class Admission:
         self._callers = callers
         self._everything = everything
         self._turnstile = Turnstile()
+        self._terms: dict[str, Terms] = {}
 
     @classmethod
     def of(cls, options: ServeOptions) -> Admission:
@@ -65,17 +66,20 @@ class Admission:
         """Who asks; the priority in the head is that of the request from now on."""
         caller = self._callers.of(headers)
         records.current().caller = caller.name
-        admin = caller.admin or not self._callers.keyed
-        its = Terms(caller=caller.name, highest=caller.highest, admin=admin)
-        said = headers.get(terms.HEADER)
+        its, said = self._its_terms(caller), headers.get(terms.HEADER)
         terms.set_current(its.asking(None if said is None else terms.named(said, terms.HEADER)))
         return caller
 
-    @contextmanager
-    def passed(self, caller: Caller) -> Iterator[None]:
+    def _its_terms(self, caller: Caller) -> Terms:
+        """Those of whoever has a key, made once."""
+        if caller.name not in self._terms:
+            admin = caller.admin or not self._callers.keyed
+            self._terms[caller.name] = Terms(caller=caller.name, highest=caller.highest, admin=admin)
+        return self._terms[caller.name]
+
+    def passed(self, caller: Caller) -> AbstractContextManager[None]:
         """One request that is answered meanwhile, within the limits of its key."""
-        with self._turnstile.passed(caller):
-            yield
+        return self._turnstile.passed(caller)
 
 
 class Admitted:
@@ -90,24 +94,26 @@ class Admitted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or say why not."""
-        with ExitStack() as until_answered:
-            app = self._app
-            try:
-                self._let_in(scope, until_answered)
-            except AlulaError as error:
-                app = self._refused(error, scope["path"])
+        app = self._app
+        passage: AbstractContextManager[None] = nullcontext()
+        try:
+            passage = self._let_in(scope)
+        except AlulaError as error:
+            app = self._refused(error, scope["path"])
+        with passage:
             await app(scope, receive, send)
 
-    def _let_in(self, scope: Scope, until_answered: ExitStack) -> None:
+    def _let_in(self, scope: Scope) -> AbstractContextManager[None]:
         asks = scope["type"] == "http" and scope["method"] == "POST"
         if scope["type"] != "http" or (self._admission.is_open(scope["path"]) and not asks):
-            return
+            return nullcontext()
         caller = self._admission.identified(_headers(scope))
-        if asks:
-            until_answered.enter_context(self._admission.passed(caller))
+        return self._admission.passed(caller) if asks else nullcontext()
 
 
 def _headers(scope: Scope) -> dict[str, str]:
     """Headers by their names in small letters, those that are of use here."""
-    wanted = {name.encode() for name in (*callers.HEADERS, terms.HEADER)}
-    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in wanted}
+    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _OF_USE}
+
+
+_OF_USE = frozenset(name.encode() for name in (*callers.HEADERS, terms.HEADER))

@@ -144,8 +144,8 @@ async def _made(server: Server, path: str, answer: Callable[[], Awaitable[Any]])
 
 
 def _fields(request: Request, body: bytes, *, uploads: bool) -> Fields:
-    kind = request.headers.get("content-type", "")
-    if uploads and is_upload(kind):
+    kind = (bodies.header(request, b"content-type") or "") if uploads else ""
+    if is_upload(kind):
         return Fields(fields_of(body, kind, request.url.query))
     return Fields(bodies.parse(body))
 

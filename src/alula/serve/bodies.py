@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from alula.core.errors import InputError
 from alula.serve.errors import Refused
@@ -22,20 +22,26 @@ Texts = str | list[str]
 
 async def read(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
     """The body, refused as soon as it is known to be too large; `take` is told of every piece."""
-    declared = request.headers.get("content-length", "")
+    declared = header(request, b"content-length") or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    chunks, size = [], 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            take(len(chunk))
-            chunks.append(chunk)
-    except ClientDisconnect as error:
-        raise InputError("the client left before the body was complete") from error
-    return b"".join(chunks)
+    chunks, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise InputError("the client left before the body was complete")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        take(len(chunk))
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def header(request: Request, name: bytes) -> str | None:
+    """The first header of this name, in small letters; starlette's mapping takes five times as long."""
+    return next((value.decode("latin-1") for its, value in request.scope["headers"] if its == name), None)
 
 
 def _too_large(limit: int) -> Refused:
@@ -46,7 +52,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """A JSON object, or an error that says what is there instead."""
     try:
         # Not json.loads(bytes), which would guess UTF-16 from NUL bytes.
-        raw = json.loads(body.decode("utf-8"), parse_constant=_constant)
+        raw = _JSON.decode(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from error
     except RecursionError as error:
@@ -63,6 +69,9 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def _constant(name: str) -> float:
     raise InputError(f"the body is not JSON: {name} is no JSON number")
+
+
+_JSON = json.JSONDecoder(parse_constant=_constant)
 
 
 def whole(value: Any) -> Any:

@@ -7,8 +7,8 @@ import errno
 import json
 import logging
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from alula.core.ending import AtEnd
 from alula.serve.errors import Failure
 
 log = logging.getLogger(__name__)
@@ -73,20 +74,21 @@ class Bounds:
         return cast("type[asyncio.Protocol]", partial(Connection, self))
 
 
-@contextmanager
-def told_of_leaving(told: Callable[[], None]) -> Iterator[None]:
+def told_of_leaving(told: Callable[[], None]) -> AbstractContextManager[None]:
     """`told` is called when the client of the request at hand leaves; soon, if it has left already."""
     connection = _CURRENT.get()
     if connection is None:
-        yield
-        return
+        return nullcontext()
     if connection.lost:
         asyncio.get_running_loop().call_soon(told)
     connection.leaving.add(told)
-    try:
-        yield
-    finally:
-        connection.leaving.discard(told)
+    return AtEnd(lambda: connection.leaving.discard(told))
+
+
+def body_is_here() -> bool:
+    """Whether the body of the request at hand has come in full; false where that is not known."""
+    connection = _CURRENT.get()
+    return connection is not None and connection.has_body
 
 
 def connections_within(wanted: int) -> int:
@@ -183,6 +185,11 @@ class Connection(asyncio.Protocol):
             return 0
         end = (self._head_ends + data).find(HEAD_END)
         return len(data) if end < 0 else max(0, end - len(self._head_ends))
+
+    @property
+    def has_body(self) -> bool:
+        """Whether nothing is to come of the request that came last."""
+        return not self._http.in_head and not self._http.in_body
 
     def eof_received(self) -> bool | None:
         """Half a connection is none."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 
 from alula.core.errors import EngineError
 from alula.serve import wire
 from alula.serve.opened import unless_failed
 from alula.serve.process import EngineProcess
-from alula.serve.wire import Message
+from alula.serve.wire import Buffer, Message
 
 
 class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
@@ -62,9 +63,12 @@ class Exchange:
         replies = [self.expect(message.number) for message in messages]
         try:
             for message in messages:
-                # In a task of its own: whoever waits may be cancelled, and half a message would be the end of all.
-                await asyncio.shield(self.send_later(current, message))
-            answers = await asyncio.wait_for(asyncio.gather(*replies), within_s)
+                # Shielded: whoever waits may be cancelled, and half a message would be the end of all.
+                if sending := self.send_later(current, message):
+                    await asyncio.shield(sending)
+            awaited = replies[0] if len(replies) == 1 else asyncio.gather(*replies)
+            await asyncio.wait_for(awaited, within_s)
+            answers = [reply.result() for reply in replies]
         finally:
             for message, reply in zip(messages, replies, strict=True):
                 self._pending.pop(message.number, None)
@@ -72,20 +76,24 @@ class Exchange:
                     reply.exception()  # taken note of, should nobody have come to wait for it
         return [unless_failed(answer) for answer in answers]
 
-    def send_later(self, current: EngineProcess, message: Message) -> asyncio.Task[None]:
-        """Have a message sent that need not be waited for."""
-        task = asyncio.create_task(self._write(current, message))
+    def send_later(self, current: EngineProcess, message: Message) -> asyncio.Task[None] | None:
+        """Have a message sent that need not be waited for; what the socket does not take at once is left to a task."""
+        left = wire.pack(message)
+        if not self._tasks:
+            left = _sent(current.connection, left)
+        if not left:
+            return None
+        task = asyncio.create_task(self._write(current, left))
         self._tasks.add(task)
-        task.add_done_callback(self._sent)
+        task.add_done_callback(self._done)
         return task
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # taken note of: nobody waits for what is cancelled to be sent
 
-    async def _write(self, current: EngineProcess, message: Message) -> None:
-        buffers = wire.pack(message)
+    async def _write(self, current: EngineProcess, buffers: Sequence[Buffer]) -> None:
         loop = asyncio.get_running_loop()
         async with self._sending:
             try:
@@ -93,3 +101,15 @@ class Exchange:
                     await loop.sock_sendall(current.connection, buffer)
             except OSError as error:
                 raise EngineAway("the engine process ended before it took the request") from error
+
+
+def _sent(connection: socket.socket, buffers: Sequence[Buffer]) -> list[Buffer]:
+    """What is left of buffers once a socket has taken what it takes at once."""
+    for at, buffer in enumerate(buffers):
+        try:
+            taken = connection.send(buffer)
+        except OSError:  # full, or closed, which whoever writes the rest is told
+            taken = 0
+        if taken < len(buffer):
+            return [memoryview(buffer)[taken:], *buffers[at + 1 :]]
+    return []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 from alula.core.errors import Overloaded
 from alula.serve.errors import Refused
@@ -18,22 +17,32 @@ class Bodies:
         self.most = most
         self.bytes = 0
 
-    @contextmanager
-    def held(self) -> Iterator[Callable[[int], None]]:
+    def held(self) -> Held:
         """Takes bytes as they come, or refuses them for now; gives all of them back at the end."""
-        mine = 0
+        return Held(self)
 
-        def take(count: int) -> None:
-            nonlocal mine
-            if self.bytes + count > self.most:
-                raise Overloaded(f"bodies of {self.bytes} bytes are being read or answered")
-            self.bytes += count
-            mine += count
 
-        try:
-            yield take
-        finally:
-            self.bytes -= mine
+class Held:
+    """What one request has of the bytes of all, as long as its block lasts."""
+
+    __slots__ = ("_bodies", "_mine")
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._mine = 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        return self._take
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.bytes -= self._mine
+
+    def _take(self, count: int) -> None:
+        bodies = self._bodies
+        if bodies.bytes + count > bodies.most:
+            raise Overloaded(f"bodies of {bodies.bytes} bytes are being read or answered")
+        bodies.bytes += count
+        self._mine += count
 
 
 class Gatekeeper:
@@ -65,8 +74,13 @@ class Gatekeeper:
         if self.loading:
             raise Overloaded("the server is loading its models", draining=True)
 
-    async def arrived(self, body: Awaitable[bytes], within_s: float) -> bytes:
-        """A body, waited for outside the gate: a slow client must not hold up the end of the server."""
+    async def arrived(self, body: Awaitable[bytes], within_s: float | None) -> bytes:
+        """A body, waited for outside the gate: a slow client must not hold up the end of the server.
+
+        Without a time it is known to be here in full.
+        """
+        if within_s is None:
+            return await body
         patience = Patience(within_s)
         self._arriving.add(patience)
         try:

@@ -195,8 +195,9 @@ class Metrics:
 
     def images(self, model: str, ran: Ran) -> None:
         """One batch was run, of rows that have no tokens."""
+        queued = self._queue_seconds.labels(model)
         for waited in ran.waited:
-            self._queue_seconds.labels(model).observe(waited)
+            queued.observe(waited)
         self._batch_rows.labels(model).observe(ran.rows)
         self._batch_seconds.labels(model).observe(ran.seconds)
         self._shapes.labels(model, _HIT[ran.ran_before]).inc()

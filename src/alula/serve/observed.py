@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alula.core.errors import MissingExtraError
 from alula.serve.metrics import Metrics
 from alula.serve.options import LogFormat, ServeOptions
-from alula.serve.records import Record, recording
+from alula.serve.records import Record, Recording
 
 if TYPE_CHECKING:
     from alula.serve.tracing import Traces
@@ -53,24 +52,37 @@ class Observer:
         if self.traces:
             self.traces.close()
 
-    @contextmanager
-    def observed(self, record: Record) -> Iterator[Record]:
+    def observed(self, record: Record) -> Observation:
         """Counts and logs a request once it is answered, whatever came of it."""
         record.digests = self.log_format != "none" or self.traces is not None
-        try:
-            with recording(record):
-                yield record
-        finally:
-            record.ended = monotonic()
-            for done in record.then:
-                done()
-            self.metrics.request(record.route, record.ending, record.seconds, record.model)
-            if record.degraded:
-                self.metrics.degraded(record.model, record.degraded)
-            if self.traces:
-                self.traces.told(record)
-            if self.log_format != "none":
-                sys.stderr.write(log_line(self.log_format, record) + "\n")
+        return Observation(record, self.told)
+
+    def told(self, record: Record) -> None:
+        """A request was answered."""
+        record.ended = monotonic()
+        for done in record.then:
+            done()
+        self.metrics.request(record.route, record.ending, record.seconds, record.model)
+        if record.degraded:
+            self.metrics.degraded(record.model, record.degraded)
+        if self.traces:
+            self.traces.told(record)
+        if self.log_format != "none":
+            sys.stderr.write(log_line(self.log_format, record) + "\n")
+
+
+class Observation(Recording):
+    """Has a request's record at hand as long as its block lasts, and tells of it then."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, record: Record, told: Callable[[Record], None]) -> None:
+        super().__init__(record)
+        self._told = told
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._told(self._record)
 
 
 class Observed:
@@ -144,7 +156,7 @@ def request_id_of(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return bytes(value)
-    return uuid4().hex.encode()
+    return os.urandom(16).hex().encode()
 
 
 def log_line(log_format: LogFormat, record: Record) -> str:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from alula.serve import bodies, deadlines, terms
 from alula.serve.bodies import Fields
-from alula.serve.connections import told_of_leaving
+from alula.serve.connections import body_is_here, told_of_leaving
 from alula.serve.deadlines import Deadline
 from alula.serve.events import Events, EventStream
 from alula.serve.jsons import Numbers
@@ -51,7 +51,8 @@ def posted(
             try:
                 server.gate.refuse_unless_open()
                 reading = bodies.read(request, limit(), take)
-                body = await server.gate.arrived(reading, server.options.body_timeout_s)
+                within_s = None if body_is_here() else server.options.body_timeout_s
+                body = await server.gate.arrived(reading, within_s)
                 server.gate.enter()
                 current().body(body)
             except Exception as error:
@@ -105,4 +106,7 @@ def hurried(fields: Fields) -> None:
 
 def in_header(request: Request) -> float | None:
     """How many seconds the client waits, by its header."""
-    return deadlines.from_header(request.headers.get(deadlines.HEADER))
+    return deadlines.from_header(bodies.header(request, _HEADER))
+
+
+_HEADER = deadlines.HEADER.encode()

@@ -7,8 +7,7 @@ that is started for it, and not into threads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
@@ -156,15 +155,20 @@ def at_hand() -> Record | None:
 
 def current() -> Record:
     """The record of the request at hand; outside of one, one that nobody reads."""
-    found = _current.get()
-    return found or Record(id="", method="", route="", path="", client="", time=0.0, began=0.0)
+    return _current.get() or Record(id="", method="", route="", path="", client="", time=0.0, began=0.0)
 
 
-@contextmanager
-def recording(record: Record) -> Iterator[Record]:
-    """Makes it that of the request at hand."""
-    token = _current.set(record)
-    try:
-        yield record
-    finally:
-        _current.reset(token)
+class Recording:
+    """Makes a record that of the request at hand, as long as its block lasts."""
+
+    __slots__ = ("_record", "_token")
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __enter__(self) -> Record:
+        self._token = _current.set(self._record)
+        return self._record
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)

@@ -206,9 +206,9 @@ class Server:
         self.metrics.expect(service.name, writes=bundle.model.writes)
         return service
 
-    async def answered(self, make: Callable[[], Awaitable[T]]) -> T:
+    def answered(self, make: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         """What is made for a request: once its model is there, and by what stands in for it if that must be."""
-        return await self.models.there(lambda: self.degrading.answered(make))
+        return self.models.there(lambda: self.degrading.answered(make))
 
     def _awake(self) -> list[tuple[int, Served]]:
         """Models that have an engine, and their numbers in the engine process."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from alula.core.ending import AtEnd
 from alula.core.errors import Overloaded
 from alula.serve.callers import Caller
 
@@ -47,9 +47,8 @@ class Turnstile:
         self._active: dict[str, int] = {}
         self._allowed: dict[str, Allowance] = {}
 
-    @contextmanager
-    def passed(self, caller: Caller) -> Iterator[None]:
-        """One request of a caller, in flight as long as this lasts; or why there may be none for now."""
+    def passed(self, caller: Caller) -> AtEnd:
+        """One request of a caller, in flight from now on until the block ends; or why there may be none for now."""
         name = caller.name
         active = self._active.get(name, 0)
         if caller.at_once and active >= caller.at_once:
@@ -59,10 +58,10 @@ class Turnstile:
         if caller.per_minute:
             self._count(caller)
         self._active[name] = active + 1
-        try:
-            yield
-        finally:
-            self._active[name] -= 1
+        return AtEnd(lambda: self._left(name))
+
+    def _left(self, name: str) -> None:
+        self._active[name] -= 1
 
     def _count(self, caller: Caller) -> None:
         now, rate = self._clock(), caller.per_minute

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,11 +19,15 @@ from alula.core.errors import EngineError, InputError, OutOfMemoryError, Overloa
 from alula.core.tensor import Array, Feeds
 from alula.serve.named import BundleReplaced
 
+Buffer: TypeAlias = bytes | memoryview
+
 MAGIC = b"ALUL"
 VERSION = 1
 HEADER = struct.Struct("<4sBBHQIQ")
 MAX_META = 1 << 20
 MAX_PAYLOAD = 1 << 32
+JOINED = 1 << 18
+"""Bytes of arrays that are copied to be written at once: each write wakes the other side up."""
 DTYPES = frozenset(
     {
         *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
@@ -78,8 +82,11 @@ class WireError(EngineError):
     """What arrived is no message of this version."""
 
 
-def pack(message: Message) -> list[bytes | memoryview]:
-    """The buffers of a message, to be written one after the other; arrays are not copied if contiguous."""
+def pack(message: Message) -> list[Buffer]:
+    """The buffers of a message, to be written one after the other; one if it is small.
+
+    Otherwise arrays are not copied if contiguous.
+    """
     arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
     shapes = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
     meta = json.dumps({**message.meta, "arrays": shapes}).encode()
@@ -87,10 +94,11 @@ def pack(message: Message) -> list[bytes | memoryview]:
         raise WireError(f"a message of {len(meta)} bytes beside its arrays; at most {MAX_META}")
     payload = sum(array.nbytes for array in arrays.values())
     header = HEADER.pack(MAGIC, VERSION, message.kind, 0, message.number, len(meta), payload)
-    return [
+    buffers: list[Buffer] = [
         header + meta,
         *(array.reshape(-1).view(np.uint8).data for array in arrays.values() if array.size),
     ]
+    return buffers if payload > JOINED else [b"".join(buffers)]
 
 
 def unpack_header(header: bytes | bytearray) -> Envelope:
