@@ -61,8 +61,27 @@ class Logits(torch.nn.Module):
         return logits
 
 
+class First(torch.nn.Module):
+    """An image encoder's first token behind its last norm."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **given: torch.Tensor) -> torch.Tensor:
+        """Embeddings."""
+        states: torch.Tensor = self.model(**given).last_hidden_state
+        return states[:, 0]
+
+
 def loaded(folder: Path, spec: ModelSpec) -> torch.nn.Module:
     """The model of transformers in fp32, with the outputs that the engine has."""
+    if spec.task == "image-embeddings":
+        if spec.pooling != "cls":
+            raise InputError(f"{folder} pools by {spec.pooling}; the first token is what is compared here")
+        return First(
+            transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        ).eval()
     if not spec.reads_text:
         kind = transformers.AutoModelForImageClassification
         return Logits(kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)).eval()

@@ -13,9 +13,12 @@ import bench_gpu
 import numpy as np
 import pytest
 import tiny
-from gpu_bench import drawn, turns
+import torch
+import transformers
+from gpu_bench import drawn, prepare, turns
 from gpu_bench.cases import CASES, cases, contenders, plan_of
 from gpu_bench.results import Accuracy
+from gpu_bench.torch_side import loaded
 from gpu_bench.wire import Worker, WorkerError
 
 from alula import families
@@ -190,3 +193,21 @@ def test_a_worker_that_takes_too_long_is_ended(worker: Worker) -> None:
     with pytest.raises(WorkerError, match=r"took longer than 0\.3 s") as late:
         worker.ask(0.3, do="sleep")
     assert late.value.gone
+
+
+@pytest.mark.parametrize("kind", ["Dinov2Model", "Dinov2ForImageClassification"])
+def test_pytorch_answers_what_an_encoder_of_images_and_a_classifier_are_built_to(
+    kind: str, tmp_path: Path
+) -> None:
+    sizes = {
+        "hidden_size": 12,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    getattr(transformers, kind)(transformers.Dinov2Config(num_labels=5, **sizes)).save_pretrained(tmp_path)
+    prepare.processor(tmp_path, 28)
+    spec = families.describe(families.open_checkpoint(str(tmp_path)))
+    answers = loaded(tmp_path, spec)(pixel_values=torch.zeros(2, 3, 28, 28))
+    assert answers.shape == (2, 12 if kind == "Dinov2Model" else 5)
