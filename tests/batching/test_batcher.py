@@ -497,6 +497,37 @@ def test_who_would_wait_in_vain_is_refused_at_once_and_who_goes_before_is_not() 
     run(scenario)
 
 
+def test_who_could_only_just_be_answered_in_time_goes_behind_who_surely_can() -> None:
+    """A row takes a second, and the engine is held up until the first could be done half a second before its time."""
+    now = 0.0
+
+    async def scenario() -> None:
+        nonlocal now
+        gate = Gate()
+
+        async def second(rows: list[int]) -> Answered[int]:
+            nonlocal now
+            answered = await gate(rows)
+            now += 1.0
+            return answered
+
+        policy = BatchPolicy(max_rows=1)
+        async with Batcher(second, policy, clock=lambda: now) as batcher:
+            batcher.costs.learn(1, 1, 1.0, warm=True)
+            busy = ask(batcher, 1)
+            await settle()
+            late = asyncio.create_task(batcher.submit([2], [1], deadline=10.0))
+            await settle()
+            sure = asyncio.create_task(batcher.submit([3], [1], deadline=20.0))
+            await settle()
+            now = 7.5  # long over time, so that nothing is sent ahead
+            gate.open.set()
+            await asyncio.gather(busy, late, sure)
+        assert gate.calls == [[1], [3], [2]]
+
+    run(scenario)
+
+
 def test_the_pace_is_that_of_the_last_batches() -> None:
     pace = Pace()
     assert pace.seconds_for(3) is None

@@ -14,7 +14,7 @@ Shape: TypeAlias = tuple[int, int]
 
 KEPT = 0.98
 """Of earlier measurements' weight, with each one more: the last fifty or so decide."""
-DOUBT = 30.0
+DOUBT = 100.0
 """Measurements of one shape count against so many of the line, since each is noisy by itself: with 3, batches were
 padded half as much again, since whatever shape had been lucky was taken again.
 """
