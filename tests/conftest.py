@@ -10,6 +10,7 @@ import packaged_t5
 import pytest
 from gpus import REASON
 from hypothesis import settings
+from once import once
 
 # How long an example takes is the machine's affair; a test has its own limit.
 settings.register_profile("any machine", deadline=None)
@@ -48,29 +49,29 @@ def minilm_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def rampart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged.rampart(tmp_path_factory.mktemp("rampart") / "rampart")
+    return once(tmp_path_factory, "rampart", packaged.rampart)
 
 
 @pytest.fixture(scope="session")
 def quire_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged.quire(tmp_path_factory.mktemp("quire") / "quire")
+    return once(tmp_path_factory, "quire", packaged.quire)
 
 
 @pytest.fixture(scope="session")
 def efficientnet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged.efficientnet(tmp_path_factory.mktemp("efficientnet") / "efficientnet-lite0")
+    return once(tmp_path_factory, "efficientnet-lite0", packaged.efficientnet)
 
 
 @pytest.fixture(scope="session")
 def dinov2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged.dinov2(tmp_path_factory.mktemp("dinov2") / "dinov2-small")
+    return once(tmp_path_factory, "dinov2-small", packaged.dinov2)
 
 
 @pytest.fixture(scope="session")
 def open_nsfw_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged.open_nsfw(tmp_path_factory.mktemp("open_nsfw") / "open-nsfw")
+    return once(tmp_path_factory, "open-nsfw", packaged.open_nsfw)
 
 
 @pytest.fixture(scope="session")
 def flan_t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packaged_t5.flan_t5(tmp_path_factory.mktemp("flan") / "flan")
+    return once(tmp_path_factory, "flan", packaged_t5.flan_t5)

@@ -86,7 +86,9 @@ def test_entropy_keeps_all_of_what_has_no_tail() -> None:
 
 @each_method
 @pytest.mark.parametrize(
-    "spoil", [lambda x: x * np.nan, lambda x: x / 0, lambda x: np.append(x, -np.inf)], ids=str
+    "spoil",
+    [lambda x: x * np.nan, lambda x: x / 0, lambda x: np.append(x, -np.inf)],
+    ids=["not a number", "infinite", "one infinite"],
 )
 def test_what_is_not_finite_is_refused_by_name(method: str, spoil: Callable[[Floats], Floats]) -> None:
     with np.errstate(divide="ignore"):

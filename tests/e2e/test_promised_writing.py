@@ -75,6 +75,13 @@ def built(model: Path, to: Path, **choices: Any) -> Bundle:
     return build(BuildRequest(model=str(model), to=to, **given), Silent()).bundle
 
 
+@pytest.fixture(scope="module")
+def bundles(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """One of each kind, for all tests that only read it."""
+    root = tmp_path_factory.mktemp("bundles")
+    return {kind: built(folder, root / kind) for kind, folder in folders.items()}
+
+
 def on_rows(checks: tuple[Check, ...]) -> dict[str, Check]:
     return {check.metric: check for check in checks if check.rows}
 
@@ -213,8 +220,8 @@ def test_what_the_reference_never_says_is_refused_before_anything_is_compiled(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_chat_is_asked_as_the_template_has_it(folders: dict[str, Path], tmp_path: Path) -> None:
-    bundle = built(folders["llama"], tmp_path / "out")
+def test_a_chat_is_asked_as_the_template_has_it(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    bundle = bundles["llama"]
     data = lines(
         tmp_path / "chats.jsonl",
         {"text": "hi"},
@@ -294,11 +301,11 @@ def test_a_cache_that_forgets_fails_on_the_users_prompts_and_ends_with_3(
 @pytest.mark.parametrize("reference", ["pytorch", "own-graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reference_answers_side_by_side_as_it_does_alone(
-    kind: str, reference: Any, folders: dict[str, Path], prompts: Path, tmp_path: Path
+    kind: str, reference: Any, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
     """Shorter prompts stand behind nothing, which must not be seen."""
-    bundle = built(folders[kind], tmp_path / "out")
-    asked = proved(bundle, prompts, reference)
+    bundle = bundles[kind]
+    asked = proved(bundle, lines(tmp_path / "p.jsonl", *({"text": text} for text in PROMPTS[:4])), reference)
     # All have room for as many tokens, or those of other lengths would not be answered together.
     assert set(asked.asked.most) == {64}
     profile = bundle.answering.plan.profile

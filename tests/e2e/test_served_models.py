@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import transformers
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
-from served import Running, alive
+from served import Running, alive, free_port
 
 from alula.build import BuildRequest, build
 from alula.core.profile import Range
@@ -108,8 +107,7 @@ def serving(*bundles: Path, cache: Path, options: Sequence[str] = ()) -> Iterato
 
 @pytest.fixture(scope="module")
 def grpc_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")

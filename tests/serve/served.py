@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import httpx
@@ -390,9 +391,11 @@ def running(bundles: list[Path], env: dict[str, str] | None = None, **options: A
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    """One that nobody listens on, below those that whoever connects is given: it stays free."""
+    for port in SystemRandom().sample(range(20_000, 32_000), 20):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("of 20 ports none is free")
 
 
 @contextlib.contextmanager

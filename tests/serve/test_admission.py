@@ -32,8 +32,7 @@ def keyed(
 ) -> Iterator[tuple[Running, str, Path]]:
     folder = tmp_path_factory.mktemp("keyed")
     (folder / "keys").write_text(KEYS)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = int(sock.getsockname()[1])
+    port = served.free_port()
     options = {"keys_file": str(folder / "keys"), "grpc_port": port, "log_format": "json"}
     with served.gated(bundles["embeddings"], folder / "gate", **options) as server:
         yield server, f"127.0.0.1:{port}", folder / "gate"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -100,8 +99,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def degrading(both: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[Running, Path, str]]:
     own, cheap = both
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = int(sock.getsockname()[1])
+    port = served.free_port()
     options = {
         "fallback": [str(cheap)],
         "max_waiting_rows": 4,

@@ -65,7 +65,7 @@ def is_quiet(server: Running) -> bool:
 def test_eight_answers_of_different_lengths_are_written_together_and_each_is_what_it_is_alone(
     writer: Path,
 ) -> None:
-    texts = [chr(ord("a") + at) * (60 + 20 * at) + "." for at in range(8)]
+    texts = [chr(ord("a") + at) * (60 + 10 * at) + "." for at in range(8)]
     with running([writer], env={"SCRIPTED_STEP_S": "0.02"}) as server, ThreadPoolExecutor(8) as pool:
         alone = texts[::7]
         for text in alone:
