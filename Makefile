@@ -49,6 +49,7 @@ soak: .venv/ready
 
 accuracy: .venv/ready
 	PYTHONPATH=tests/models .venv/bin/python examples/accuracy.py
+	PYTHONPATH=. .venv/bin/python examples/accuracy_ocr.py
 
 # The dashboard and the alerts of deploy/ on a real Prometheus that scrapes a loaded server.
 dashboards: .venv/ready

@@ -19,10 +19,8 @@ import torch
 from training.fonts import Fonts
 from training.model import made
 from training.reading import answers
-from training.render import LARGE, Page, Shape, render
+from training.render import HELD_SEED, LARGE, Page, Shape, render
 
-HELD_SEED = 1_000_003
-"""Pages that judge are of a stream of their own, besides having fonts of their own."""
 _TAIL = re.compile(r"\((\d+),(\d+)\),\((\d+),(\d+)\)")
 
 

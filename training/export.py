@@ -22,6 +22,8 @@ from training.tokenizer import ASSISTANT, BEGIN, DONE, PAD, write_tokenizer
 CARD = Path(__file__).with_name("card.md")
 MOST_BYTES = 15_000_000
 """What the weights may take where they are shipped."""
+MOST_WRONG = 0.02
+"""The character error rate that is asked of all tasks together."""
 
 PROCESSOR: Mapping[str, Any] = {
     "image_processor_type": "HunYuanVLImageProcessor",
@@ -82,6 +84,18 @@ def card(scores: Mapping[str, Mapping[str, Any]], parameters: int, size: int, tr
         held=held,
         seen=seen,
         rows=rows,
+        verdict=_verdict(scores),
+    )
+
+
+def _verdict(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whether what was asked is reached, and how far off coordinates are, in thousandths of the page's sides."""
+    reached = "reached" if scores["all"]["cer"] <= MOST_WRONG else "**not reached**"
+    spotting = scores["spotting"]
+    return (
+        f"At most {MOST_WRONG:.0%} of `all` was asked, which is {reached}. Where as many lines are found as there are, "
+        f"coordinates are off by {spotting['coordinate_off_mean']:.0f} thousandths of the page's sides in the mean, "
+        f"a twentieth of them by more than {spotting['coordinate_off_p95']:.0f}."
     )
 
 

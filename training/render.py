@@ -32,6 +32,8 @@ SMALL: Sequence[Shape] = ((256, 192), (320, 160), (256, 256), (320, 256))
 MEDIUM: Sequence[Shape] = ((384, 288), (352, 352), (448, 320), (320, 448))
 LARGE: Sequence[Shape] = ((480, 640), (640, 480), (640, 640), (512, 768), (576, 704), (704, 576), (640, 352))
 
+HELD_SEED = 1_000_003
+"""Pages that judge are of a stream of their own, besides having fonts of their own."""
 _NOISE = 1 << 21
 _LINE_OF_SPOTTING = 19
 """About what a line's coordinates cost in tokens."""
@@ -68,7 +70,7 @@ def coloured(levels: Levels, paper: Colour, ink: Colour) -> NDArray[np.uint8]:
     return np.rint(np.clip(blank + (full - blank) * share, 0, 255)).astype(np.uint8)
 
 
-def render(  # noqa: PLR0913 - six, of which two have defaults
+def render(  # noqa: PLR0913 - seven, of which three have defaults
     number: int,
     *,
     seed: int,
@@ -76,10 +78,12 @@ def render(  # noqa: PLR0913 - six, of which two have defaults
     shape: Shape,
     shares: Mapping[str, float] = SHARES,
     budget: int = 330,
+    wear: bool = True,
 ) -> Page:
     """Page `number` of the stream `seed`; the same arguments give the same page on every machine with these fonts.
 
-    `budget` is about how many characters, or tokens of coordinates, an answer may have.
+    `budget` is about how many characters, or tokens of coordinates, an answer may have; without `wear` the page is as
+    it was turned.
     """
     rng = random.Random(f"{seed}:{number}")
     task = rng.choices(list(shares), list(shares.values()))[0]
@@ -96,7 +100,7 @@ def render(  # noqa: PLR0913 - six, of which two have defaults
         task=task,
         prompt=asked.prompt,
         answer=said(task, canvas) if asked.answer is None else asked.answer,
-        levels=_worn(rng, image),
+        levels=worn(rng, image) if wear else np.asarray(image),
         paper=paper,
         ink=ink,
         lines=tuple(canvas.lines),
@@ -180,7 +184,7 @@ def _colours(rng: random.Random) -> tuple[Colour, Colour]:
     return (other, one) if rng.random() < 0.1 else (one, other)
 
 
-def _worn(rng: random.Random, image: Image.Image) -> Levels:
+def worn(rng: random.Random, image: Image.Image) -> Levels:
     """A little blur, an uneven light, noise, and what a JPEG loses: each on some of the pages."""
     if rng.random() < 0.3:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.9)))

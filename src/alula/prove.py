@@ -182,10 +182,11 @@ def checkpoint_of(bundle: Bundle, model: str | None) -> families.Checkpoint | No
 
 def _at_hand(bundle: Bundle) -> families.Checkpoint | None:
     """The folder or file that `build` was given, which may be another one by now, or on another machine."""
-    if not Path(bundle.manifest.source).exists():
+    source = bundle.manifest.source
+    if not (source in families.SHIPPED or Path(source).exists()):
         return None
     try:
-        checkpoint = families.open_checkpoint(bundle.manifest.source)
+        checkpoint = families.open_checkpoint(source)
     except InputError:
         return None
     return checkpoint if checkpoint.digest == bundle.model.digest else None

@@ -13,9 +13,10 @@ from training.batches import SLOTS, Plan, cells_of, joined
 from training.canvas import PAPER, Canvas
 from training.characters import ALPHABET
 from training.fonts import FACES, Fonts
+from training.keep import STEP, keep, kept
 from training.layouts import LAYOUTS, said
 from training.prompts import FIELDS, PROMPTS
-from training.render import LARGE, SMALL, Page, coloured, described, render
+from training.render import HELD_SEED, LARGE, SMALL, Page, coloured, described, render
 from training.sights import CELL, sights_of
 from training.tokenizer import IMAGE, IMAGE_BEGIN, PAD, build
 from training.words import Writer
@@ -206,6 +207,31 @@ def test_nothing_is_written_that_the_alphabet_lacks() -> None:
         writer = Writer(Random(seed), chinese=seed % 2 == 0)
         text = writer.piece() + writer.cell() + writer.key() + writer.heading()
         assert not set(text) - set(ALPHABET)
+
+
+def test_pages_that_are_kept_come_back_as_they_were_drawn_and_worn_alike_every_time(
+    fonts: Path, tmp_path: Path
+) -> None:
+    keep(fonts, tmp_path, 8)
+    opened = Fonts.open(fonts, held=True)
+    again = list(kept(tmp_path))
+    for page, same in zip(kept(tmp_path), again, strict=True):
+        plain = render(page.number, seed=HELD_SEED, fonts=opened, shape=page.shape, wear=False)
+        assert (page.task, page.prompt, page.answer) == (plain.task, plain.prompt, plain.answer)
+        assert (page.paper, page.ink) == (plain.paper, plain.ink)
+        assert np.array_equal(page.levels, same.levels)
+        assert page.levels.shape == plain.levels.shape
+        assert np.abs(page.levels.astype(int) - plain.levels).mean() < 40
+    assert [page.shape for page in again] == [LARGE[at * STEP % len(LARGE)] for at in range(8)]
+    worn = [page for page in again if (page.levels != PAPER).mean() > 0.5]
+    assert 0 < len(worn) < 8
+
+
+def test_pages_that_ship_are_of_every_task_and_shape() -> None:
+    pages = list(kept(Path(__file__).parents[2] / "examples" / "pages" / "held"))
+    assert {page.task for page in pages} == set(LAYOUTS)
+    assert {page.shape for page in pages} == set(LARGE)
+    assert sum(len(page.answer) for page in pages) > 10_000
 
 
 def test_fonts_that_judge_are_of_packages_that_training_does_not_see(fonts: Path, tmp_path: Path) -> None:

@@ -151,10 +151,22 @@ def test_weights_that_fp16_does_not_hold_are_not_written(tmp_path: Path) -> None
         export(broken, tmp_path)
 
 
-def test_the_card_has_the_figures_that_were_measured() -> None:
-    text = card(
-        {"text": {"cer": 0.0123, "exact": 0.5, "pages": 7}}, 7_358_144, 14_733_928, "17 minutes on a GPU"
-    )
+@pytest.mark.parametrize(("rate", "verdict"), [(0.0199, "is reached"), (0.0201, "is **not reached**")])
+def test_the_card_has_the_figures_that_were_measured(rate: float, verdict: str) -> None:
+    scores = {
+        "all": {"cer": rate, "exact": 0.3, "pages": 9},
+        "spotting": {
+            "cer": 0.2,
+            "exact": 0.0,
+            "pages": 2,
+            "coordinate_off_mean": 22.9,
+            "coordinate_off_p95": 84.0,
+        },
+        "text": {"cer": 0.0123, "exact": 0.5, "pages": 7},
+    }
+    text = card(scores, 7_358_144, 14_733_928, "17 minutes on a GPU")
     assert "| text | 1.23% | 50% | 7 |" in text
     assert "7.36 million parameters" in text
     assert "17 minutes on a GPU" in text
+    assert f"At most 2% of `all` was asked, which {verdict}." in text
+    assert "by 23 thousandths" in text

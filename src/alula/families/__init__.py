@@ -17,6 +17,7 @@ from alula.families.checkpoint import (
 from alula.families.hunyuan import with_compat
 from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
+from alula.families.shipped import SHIPPED
 from alula.families.stated import parse_inputs
 from alula.families.tasks import describe, with_tokens
 from alula.families.text_files import text_files, write_text_files
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ONNX",
+    "SHIPPED",
     "TOKENIZER",
     "Checkpoint",
     "Original",

@@ -12,6 +12,7 @@ from typing import Any
 
 from alula.core.errors import InputError, MissingExtraError
 from alula.families import onnx_file
+from alula.families.shipped import SHIPPED, shipped
 from alula.families.weights import INDEX, SINGLE, read_header, weight_files
 
 TOKENIZER = "tokenizer.json"
@@ -67,12 +68,14 @@ def open_checkpoint(model: str, revision: str = "main") -> Checkpoint:
         return _from_gguf(root)
     if root.is_file():
         return _from_file(root, _shown(root.stem))
+    if model in SHIPPED:
+        return _read(root, model, "local")
     # The hub's cache names a snapshot by its commit.
     return _read(root, model, root.name)
 
 
 def locate(model: str, revision: str = "main") -> Path:
-    """The folder of a checkpoint, fetched if it is a hub id, or an ONNX or GGUF file; nothing in it is read."""
+    """The folder of a checkpoint that is there, ships or is fetched by its hub id, or an ONNX or GGUF file; unread."""
     if not model.strip():
         raise InputError("the model's name is empty; expected a folder or a hub id")
     folder = Path(model).expanduser().absolute()
@@ -91,7 +94,7 @@ def locate(model: str, revision: str = "main") -> Path:
         raise InputError(f"no file {model}")
     if model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1:
         raise InputError(f"no folder {model}")
-    return _fetch(model, revision)
+    return shipped(model, revision) or _fetch(model, revision)
 
 
 def refuse_without_tokenizer(checkpoint: Checkpoint) -> None:
