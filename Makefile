@@ -18,9 +18,9 @@ CONFORMANCE = schemathesis==4.32.5
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
 
-# Files are tested side by side, as many as WORKERS, with one thread of PyTorch each.
+# Files are tested side by side, as many as WORKERS.
 test: .venv/ready
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Every protocol by its own client as it comes, the description by schemathesis, the page by a browser, none of them skipped.
 conformance: .venv/ready .venv-conformance/ready

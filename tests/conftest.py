@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import packaged
@@ -11,6 +12,10 @@ import pytest
 from gpus import REASON
 from hypothesis import settings
 from once import once
+
+# PyTorch's threads wait for one another by turning round and round: where something else runs beside it, a small model
+# costs ten times as much. Read where PyTorch is loaded, here and in what tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # How long an example takes is the machine's affair; a test has its own limit.
 settings.register_profile("any machine", deadline=None)
