@@ -316,7 +316,7 @@ from alula.serve import ServeOptions, serve
 if files := os.environ.get("SERVED_OPEN_FILES"):
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), int(files)))
 given = json.loads(sys.argv[1])
-for key in {"bundles", "engine_command", "fallback"} & set(given):
+for key in {"bundles", "engine_command", "fallback", "devices"} & set(given):
     given[key] = tuple(map(Path if key == "bundles" else str, given[key]))
 try:
     serve(ServeOptions(**given), on_ready=lambda url: print(url, flush=True))

@@ -29,9 +29,9 @@ from alula.serve import ServeOptions
 from alula.serve.catalogue import Served
 from alula.serve.course import NO_MEMORY_S, WELL_S, Course, Signs
 from alula.serve.degrading import Degrading, standing_in
+from alula.serve.fleet import Fleet
 from alula.serve.outcome import Outcome
 from alula.serve.service import Service
-from alula.serve.supervisor import Supervisor
 
 ENTER_S = 4.0
 MODEL = "tiny/embeddings"
@@ -236,7 +236,7 @@ class Chats:
 
 
 def test_what_only_reads_lines_does_not_stand_in_where_a_model_is_to_chat() -> None:
-    own, beside = (cast("Supervisor", SimpleNamespace(state=state)) for state in ("away", "ready"))
+    own, beside = (cast("Fleet", SimpleNamespace(state=state)) for state in ("away", "ready"))
     degrading = Degrading(own, enter_s=1.0)
     degrading.begin(beside, {"pages": cast("Served", Reads())})
     asked = cast("Served", Chats())

@@ -17,9 +17,9 @@ from alula.serve import records
 from alula.serve.catalogue import Served
 from alula.serve.course import Course, Reason, Signs
 from alula.serve.exchange import EngineAway
+from alula.serve.fleet import Fleet
 from alula.serve.line_reading import LineReader, LineReading, trio_of
 from alula.serve.options import ServeOptions
-from alula.serve.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +41,16 @@ _ATTEMPT: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
 class Degrading:
     """Which of the served models have something cheaper beside them, and which of both answers now."""
 
-    def __init__(self, own: Supervisor, enter_s: float, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, own: Fleet, enter_s: float, clock: Callable[[], float] = monotonic) -> None:
         self._own = own
         self._enter_s = enter_s
         self._clock = clock
-        self._beside: Supervisor | None = None
+        self._beside: Fleet | None = None
         self._substitutes: Mapping[str, Served] = {}
         self._courses: dict[str, Course] = {}
         self._no_memory: dict[str, float] = {}
 
-    def begin(self, beside: Supervisor, substitutes: Mapping[str, Served]) -> None:
+    def begin(self, beside: Fleet, substitutes: Mapping[str, Served]) -> None:
         """From now on these stand in for the models of these names; their engines are those of `beside`."""
         self._beside, self._substitutes = beside, substitutes
 

@@ -17,14 +17,15 @@ class EngineAway(EngineError):  # noqa: N818 - a state, not a defect
     """The engine process is gone or not there yet; another try later may well work."""
 
 
+MODELS = 1 << 32
+"""Below this are the numbers under which models report that they are open."""
+
+
 class Exchange:
-    """Numbers messages, sends them whole and one after the other, and hands each answer to whoever waits for it.
+    """Numbers messages, sends them whole and one after the other, and hands each answer to whoever waits for it."""
 
-    Numbers begin above `first`, below which the models of a process report that they are open.
-    """
-
-    def __init__(self, first: int) -> None:
-        self._number = first
+    def __init__(self) -> None:
+        self._number = MODELS
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()

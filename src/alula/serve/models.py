@@ -18,11 +18,12 @@ from alula.serve.budget import Budget, Held
 from alula.serve.catalogue import Catalogue, Served, itself
 from alula.serve.errors import Refused
 from alula.serve.exchange import EngineAway
+from alula.serve.fleet import Fleet
 from alula.serve.named import Named, by_name
 from alula.serve.options import ServeOptions
 from alula.serve.repository import Repository
 from alula.serve.service import Batched
-from alula.serve.supervisor import CLOSING_S, Supervisor
+from alula.serve.supervisor import CLOSING_S
 from alula.serve.trial import tried
 from alula.serve.uses import Use
 
@@ -83,13 +84,13 @@ class Models:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        engines: Fleet,
         options: ServeOptions,
         repository: Repository,
         make: Callable[[int, Named], Served],
         told: Callable[[float, bool], None],
     ) -> None:
-        self._supervisor = supervisor
+        self._engines = engines
         self._options = options
         self._budget = Budget(options.memory_bytes)
         self.repository = repository
@@ -103,7 +104,7 @@ class Models:
         self.instead: Callable[[Served, type[object]], Served] = itself
         self.catalogue = self._catalogue(())
         if repository.folder is not None:
-            supervisor.replaced = self._replaced
+            engines.when_replaced(self._replaced)
 
     @property
     def awake(self) -> list[Standing]:
@@ -232,17 +233,17 @@ class Models:
             command, opening = self._options.engine_command, self._options.opening
             self._needs[named.identity] = (await tried(command, named, opening)).bytes
         await self._make_room(self._needs[named.identity], named.root.name, old)
-        number = await self._supervisor.open(named)
+        number = await self._engines.open(named)
         try:
             loop = asyncio.get_running_loop()
             service = await loop.run_in_executor(None, self._make, number, named)
             return await self._at_work(named, number, service)
         except BaseException:
-            self._later(self._supervisor.close(number))
+            self._later(self._engines.close(number))
             raise
 
     async def _at_work(self, named: Named, number: int, service: Served) -> Standing:
-        opened = self._supervisor.opened[number]
+        opened = self._engines.opened(number)
         if isinstance(service, Batched):
             service.prepare(opened)
         needs = self._needs.get(named.identity, opened.bytes)
@@ -297,7 +298,7 @@ class Models:
         self._leaving.add(standing)
         await standing.use.over()
         await standing.work.aclose()
-        await self._supervisor.close(standing.number)
+        await self._engines.close(standing.number)
         self._leaving.discard(standing)
         asyncio.get_running_loop().call_soon(memory.collect)  # when this is over: a service holds itself
 

@@ -24,7 +24,8 @@ class ServeOptions:
     """Where to listen, what to serve, and the limits.
 
     gRPC is spoken where there is a `grpc_port`. `threads` 0 means one per usable core, and
-    `lanes` 0 as many as answer most requests; `max_waiting_*` bound the queue
+    `lanes` 0 as many as answer most requests; each of `devices` has an engine process with all models, and without any
+    there is one; `max_waiting_*` bound the queue
     of each model; `body_timeout_s` is how long the head of a request may take to arrive, and then its body;
     `timeout_s` is how long a request may take from then on that does not say so itself, answers that are written
     excepted; `grace_s` is how long admitted requests may take
@@ -48,6 +49,12 @@ class ServeOptions:
     threads: int = setting(0, "Threads per engine; 0 is one per usable core.", least=0)
     lanes: int = setting(
         0, "Batches of a model beside one another on the CPU; 1 answers a lone request sooner.", least=0
+    )
+    devices: tuple[str, ...] = setting(
+        (),
+        "GPU to run an engine process of its own on, as CUDA numbers it; once for each.",
+        name="device",
+        metavar="GPU",
     )
     unverified: bool = setting(False, "Serve a bundle whose checks did not pass.")
     repository: str = setting(
@@ -139,12 +146,22 @@ class ServeOptions:
             raise InputError("no bundle to serve; name at least one, or a folder of them with --repository")
         if self.repository and not Path(self.repository).is_dir():
             raise InputError(f"{self.repository}: is no folder; expected one of bundles for --repository")
+        if not all(self.devices) or len(set(self.devices)) < len(self.devices):
+            raise InputError(f"device is {', '.join(self.devices)!r}; expected each GPU once, such as 0, 1")
         if self.grpc_port == self.port:
             raise InputError(f"port and grpc_port are both {self.port}; expected two ports")
 
     @property
     def opening(self) -> Opening:
-        """How the engine process is to open the bundles."""
+        """How the first engine process is to open the bundles."""
+        return self.openings[0]
+
+    @property
+    def openings(self) -> tuple[Opening, ...]:
+        """The same of every engine process, one for each device that is named."""
+        return tuple(self._opening(device) for device in self.devices or ("",))
+
+    def _opening(self, device: str) -> Opening:
         return Opening(
             threads=self.threads,
             lanes=self.lanes,
@@ -152,4 +169,5 @@ class ServeOptions:
             sequences=self.max_sequences,
             taken=self.max_sequences + self.max_waiting,
             log_format=self.log_format,
+            device=device,
         )

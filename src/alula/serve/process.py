@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ class Opening:
     `threads` 0 means one per usable core, `lanes` 0 what is best for many calls. Of each model that writes:
     `cache_bytes` is what keys and values may take, None for what fits the machine; `sequences` how many answers are
     written at once, and `taken` how many there may be with those that wait. One that is opened `again` proves the
-    bundles whole, since the front did so long ago. It logs in the form of the front.
+    bundles whole, since the front did so long ago. It logs in the form of the front, and sees no GPU but `device`,
+    named as in CUDA_VISIBLE_DEVICES, unless that is empty.
     """
 
     threads: int = 0
@@ -35,6 +37,7 @@ class Opening:
     taken: int = 288
     again: bool = False
     log_format: str = "none"
+    device: str = ""
 
     def argument(self) -> str:
         """As an argument of the command line."""
@@ -70,6 +73,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": opening.device} if opening.device else {})},
             )
         ours.setblocking(False)
         return cls(process=process, connection=ours)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,12 @@ class Load:
     blocks: int = 0
     all_blocks: int = 0
     preempted: int = 0
+
+    def __add__(self, other: Load) -> Load:
+        """That of two processes together."""
+        return Load(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Load)}
+        )
 
 
 def asking(number: int, model: int, request: Request, within_s: float, later_s: float = 0.0) -> Message:

@@ -1,4 +1,4 @@
-"""One running server: the engine's supervisor, the services in front of it, and how they are."""
+"""One running server: its engine processes, the services in front of them, and how they are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from alula.serve.arrays import Arrays
 from alula.serve.canary import Canaries
 from alula.serve.catalogue import Catalogue, Served
 from alula.serve.degrading import Degrading, standing_in, substitutes
+from alula.serve.fleet import Fleet
 from alula.serve.gate import Bodies, Gatekeeper
 from alula.serve.gpus import watched
 from alula.serve.metrics import Metrics
@@ -51,34 +52,39 @@ class Server:
         self.observer = Observer.of(options, self.metrics)
         self.gate = Gatekeeper()
         self.bodies = Bodies(max(options.max_bodies_bytes, options.max_body_bytes, options.max_image_bytes))
-        self.supervisor = Supervisor(
+        self.engines = Fleet(
             options.engine_command,
             self.bundles,
-            options.opening,
+            options.openings,
             run_timeout_s=options.run_timeout_s,
             first=first,
         )
         self.fallbacks = Named.all_at(map(Path, options.fallback if options.degrade else ()))
         self.beside = (
-            Supervisor(
+            Fleet(
                 options.engine_command,
                 self.fallbacks,
-                options.opening,
+                [options.opening],
                 run_timeout_s=options.run_timeout_s,
             )
             if self.fallbacks
             else None
         )
-        self.degrading = Degrading(self.supervisor, options.degrade_wait_s)
+        self.degrading = Degrading(self.engines, options.degrade_wait_s)
         self.models = Models(
-            self.supervisor,
+            self.engines,
             options,
             Repository(given=self.bundles, folder=Path(options.repository) if options.repository else None),
-            make=lambda number, named: self._service(self.supervisor, number, named, ()),
+            make=lambda number, named: self._service(self.engines, number, named, ()),
             told=self.metrics.loaded,
         )
         self.models.instead = self.degrading.instead
-        self.canaries = Canaries(self.supervisor, self._awake, options.canary_s, self.metrics.canary)
+        self.canaries = [
+            Canaries(
+                member, self._awake, options.canary_s, self.metrics.canary, f" (engine {at})" if at else ""
+            )
+            for at, member in enumerate(self.engines.members)
+        ]
         self._canaries: list[asyncio.Task[None]] = []
         self._at_work = AsyncExitStack()
         self._watch()
@@ -91,7 +97,7 @@ class Server:
     @property
     def live(self) -> bool:
         """Whether starting this server again would not help."""
-        return self.supervisor.live
+        return self.engines.live
 
     @property
     def ready(self) -> bool:
@@ -103,30 +109,31 @@ class Server:
             return False
         services = self.catalogue.services
         covered = bool(services) and all(self.degrading.covers(service.name) for service in services)
-        return self.supervisor.state == "ready" or covered
+        return self.engines.state == "ready" or covered
 
     def health(self) -> dict[str, Any]:
         """How the server is, in a few words."""
-        state = "draining" if self.gate.draining else self.supervisor.state
+        state = "draining" if self.gate.draining else self.engines.state
         if state == "ready" and (self.gate.loading or self.models.missing):
             state = "starting"
         return {
             "status": state,
             "live": self.live,
             "ready": self.ready,
-            "engine": _told(self.supervisor),
-            **({"fallback": _told(self.beside)} if self.beside else {}),
+            "engine": _told(self.engines.members[0]),
+            **({"engines": [_told(each) for each in self.engines.members]} if self.options.devices else {}),
+            **({"fallback": _told(self.beside.members[0])} if self.beside else {}),
             "degraded": self.degrading.reasons({each.name: each for each in self.catalogue.services}),
             "missing": self.models.missing,
-            "canaries": {name: pulse.last for name, pulse in self.canaries.pulses.items()},
+            "canaries": {name: pulse.last for each in self.canaries for name, pulse in each.pulses.items()},
         }
 
     async def load(self) -> None:
         """Prove bundles and open tokenizers here while engine processes open the engines; done once all are."""
-        supervisors = [each for each in (self.supervisor, self.beside) if each]
-        started = asyncio.gather(*(each.start() for each in supervisors))
+        fleets = [each for each in (self.engines, self.beside) if each]
+        started = asyncio.gather(*(each.start() for each in fleets))
         try:
-            services = await self._opened(self.supervisor, self.bundles)
+            services = await self._opened(self.engines, self.bundles)
             beside = await self._opened(self.beside, self.fallbacks, services) if self.beside else ()
             await started
         finally:
@@ -138,27 +145,27 @@ class Server:
         for at, service in enumerate(beside):
             assert self.beside is not None
             if isinstance(service, Batched):
-                service.prepare(self.beside.opened[at])
+                service.prepare(self.beside.opened(at))
             await self._at_work.enter_async_context(service.at_work())
-        canaries = [self.canaries]
+        canaries = [*self.canaries]
         if self.beside:
             self.degrading.begin(self.beside, substitutes(services, beside, self.options))
             every_s, told = self.options.canary_s, self.metrics.canary
             numbered = tuple(enumerate(beside))
-            canaries.append(Canaries(self.beside, lambda: numbered, every_s, told, " (fallback)"))
+            canaries.append(Canaries(self.beside.members[0], lambda: numbered, every_s, told, " (fallback)"))
         self.gate.loading = False
         if self.options.canary_s:
             self._canaries = [asyncio.create_task(each.watch(), name="canaries") for each in canaries]
 
     async def _opened(
-        self, supervisor: Supervisor, bundles: Sequence[Named], instead_of: Sequence[Served] = ()
+        self, engines: Fleet, bundles: Sequence[Named], instead_of: Sequence[Served] = ()
     ) -> tuple[Served, ...]:
-        """A service for each bundle, whose engine is one of the supervisor's."""
+        """A service for each bundle, whose engine is one of these."""
         loop = asyncio.get_running_loop()
         return tuple(
             await asyncio.gather(
                 *(
-                    loop.run_in_executor(None, self._service, supervisor, at, named, instead_of)
+                    loop.run_in_executor(None, self._service, engines, at, named, instead_of)
                     for at, named in enumerate(bundles)
                 )
             )
@@ -167,7 +174,7 @@ class Server:
     @property
     def stopped(self) -> bool:
         """Whether what is not answered by now will not be."""
-        return self.supervisor.state == "stopped"
+        return self.engines.state == "stopped"
 
     async def drain(self) -> None:
         """Admit no more, and finish what was admitted."""
@@ -179,14 +186,14 @@ class Server:
         self.gate.close()
         for canary in self._canaries:
             canary.cancel()
-        await self.supervisor.stop()
+        await self.engines.stop()
         if self.beside:
             await self.beside.stop()
         await self.models.close()
         await self._at_work.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self.observer.close)
 
-    def _service(self, supervisor: Supervisor, at: int, named: Named, instead_of: Sequence[Served]) -> Served:
+    def _service(self, engines: Fleet, at: int, named: Named, instead_of: Sequence[Served]) -> Served:
         bundle = Bundle.open(named.root)
         if instead_of:
             bundle = standing_in(bundle, instead_of)
@@ -194,14 +201,14 @@ class Server:
             raise InputError(_unverified(bundle))
         service: Served
         if bundle.model.writes:
-            service = Writer(bundle, at, supervisor, self.options, self.metrics)
+            service = Writer(bundle, at, engines, self.options, self.metrics)
         elif bundle.model.task in READING:
             kind = Pages if bundle.model.task == "text-detection" else Pictures
-            service = kind(bundle, self._runner(supervisor, at), self.options, self.metrics.images)
+            service = kind(bundle, self._runner(engines, at), self.options, self.metrics.images)
         elif bundle.model.task == TENSORS:
-            service = Arrays(bundle, self._runner(supervisor, at), self.options, self.metrics.images)
+            service = Arrays(bundle, self._runner(engines, at), self.options, self.metrics.images)
         else:
-            service = Service(bundle, self._runner(supervisor, at), self.options, self.metrics.batch)
+            service = Service(bundle, self._runner(engines, at), self.options, self.metrics.batch)
         named.refuse_if_replaced()
         self.metrics.expect(service.name, writes=bundle.model.writes)
         return service
@@ -214,17 +221,17 @@ class Server:
         """Models that have an engine, and their numbers in the engine process."""
         return [(each.number, each.service) for each in self.models.awake]
 
-    def _runner(self, supervisor: Supervisor, at: int) -> RunSome:
+    def _runner(self, engines: Fleet, at: int) -> RunSome:
         async def run(feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
-            return await supervisor.run(at, feeds, wanted)
+            return await engines.run(at, feeds, wanted)
 
         return run
 
     def _watch(self) -> None:
         watch = self.metrics.watch
-        watch("engine_up", "Whether the engine answers", lambda: self.supervisor.state == "ready")
+        watch("engine_up", "Whether the engine answers", lambda: self.engines.state == "ready")
         self.metrics.count(
-            "engine_restarts", "Times the engine was started again", lambda: self.supervisor.restarts
+            "engine_restarts", "Times the engine was started again", lambda: self.engines.restarts
         )
         watch("requests_active", "Requests being answered", lambda: self.gate.active)
         watch("bodies_bytes", "Bytes of bodies being read or answered", lambda: self.bodies.bytes)
@@ -254,9 +261,9 @@ class Server:
         return max(self.options.max_body_bytes, self.options.max_image_bytes if sees else 0)
 
     def _pids(self) -> dict[str, int]:
-        """Engine processes by number: that of the models, and that of their fallbacks."""
-        both = (self.supervisor.pid, self.beside.pid if self.beside else None)
-        return {str(at): pid for at, pid in enumerate(both) if pid}
+        """Engine processes by number: those of the models, then that of their fallbacks."""
+        both = (*self.engines.members, *(self.beside.members if self.beside else ()))
+        return {str(at): each.pid for at, each in enumerate(both) if each.pid}
 
     def _waiting(self) -> dict[str, float]:
         """Rows that wait for a batch, by model; answers that wait are counted apart."""
@@ -269,8 +276,9 @@ class Server:
 
     def _loads(self) -> dict[str, Load]:
         """How much each model that writes has to do."""
+        loads = self.engines.loads
         return {
-            service.name: self.supervisor.loads.get(at, Load())
+            service.name: loads.get(at, Load())
             for at, service in self._awake()
             if isinstance(service, Writer)
         }

@@ -44,9 +44,9 @@ BACK_S = 10.0
 class Supervisor:
     """One engine process with some models in it, kept running.
 
-    `bundles` are in the order of the numbers that `run` and `write` take; what is opened later has the number that
-    `open` gives. Where the folder of one holds another bundle once a process is started again, `replaced` is told of
-    its number, and it is there no longer; without that the engine counts as broken.
+    `bundles` are in the order of the numbers that `run` and `write` take; what is opened later has
+    a number of its own. Where the folder of one holds another bundle once a process is started again, `replaced` is
+    told of its number, and it is there no longer; without that the engine counts as broken.
     """
 
     def __init__(
@@ -63,8 +63,7 @@ class Supervisor:
         self._opening = opening
         self._run_timeout_s = run_timeout_s
         self._current = first
-        # Below are the numbers under which the models report that they are open.
-        self._exchange = Exchange(len(self._bundles))
+        self._exchange = Exchange()
         self._streams = Streams()
         self._heard = 0.0
         self._started = Starts()
@@ -154,14 +153,12 @@ class Supervisor:
         stream.close()
         return self._cancel(stream)
 
-    async def open(self, bundle: Named) -> int:
-        """Open one more model beside the work of the others; gives its number. Raises why it could not be."""
+    async def open(self, number: int, bundle: Named) -> None:
+        """Open one more model beside the work of the others. Raises why it could not be."""
         current = await self._back()
-        number = self._exchange.next()
         (answer,) = await self._ask(current, [opened.opening(number, bundle)], OPEN_S)
         self.opened[number] = Opened.of(answer)
         self._bundles[number] = bundle
-        return number
 
     async def close(self, model: int) -> None:
         """Close a model that nobody asks any more, once all that it was asked for is answered."""

@@ -21,11 +21,11 @@ from alula.serve import terms
 from alula.serve.aside import tokenized
 from alula.serve.decoding import Decoders
 from alula.serve.errors import Refused
+from alula.serve.fleet import Fleet
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
 from alula.serve.records import Record, current
 from alula.serve.streams import Stream
-from alula.serve.supervisor import Supervisor
 from alula.serve.uploads import Upload
 
 T = TypeVar("T")
@@ -44,13 +44,13 @@ class Writer:
     """A bundle being served whose model writes; `model` is its place in the engine process."""
 
     def __init__(
-        self, bundle: Bundle, model: int, supervisor: Supervisor, options: ServeOptions, metrics: Metrics
+        self, bundle: Bundle, model: int, engines: Fleet, options: ServeOptions, metrics: Metrics
     ) -> None:
         self.bundle = bundle
         self.spec = bundle.model
         self.prompts = Prompts.open(bundle)
         self._model = model
-        self._supervisor = supervisor
+        self._engines = engines
         self._options = options
         self._metrics = metrics
         self._seen: dict[Stream, int] = {}
@@ -70,7 +70,7 @@ class Writer:
     @property
     def wait_s(self) -> float | None:
         """How long those answers take that wait for others to end."""
-        waiting = self._supervisor.writing(self._model) - self._options.max_sequences
+        waiting = self._engines.writing(self._model) - self._options.max_sequences
         return self._pace.seconds_for(max(0, waiting))
 
     @property
@@ -85,7 +85,7 @@ class Writer:
 
     def at_work(self) -> AbstractAsyncContextManager[object]:
         """The engine process is all that is needed; it learns here what one sequence may hold."""
-        self.prompts = self.prompts.within(self._supervisor.opened[self._model].holds)
+        self.prompts = self.prompts.within(self._engines.opened(self._model).holds)
         return contextlib.nullcontext()
 
     async def looked(self, images: Sequence[Upload]) -> list[Patches]:
@@ -130,7 +130,7 @@ class Writer:
                 f"{answers} answers in one request; the limit is {min(most, self._options.max_client_batch)}",
                 status=413,
             )
-        there = self._supervisor.writing(self._model)
+        there = self._engines.writing(self._model)
         if there and there + answers > ceil(most * terms.current().share):
             raise Overloaded(
                 f"{there} answers are being written or wait, and {most} is the limit",
@@ -147,7 +147,7 @@ class Writer:
                 if monotonic() >= until:
                     raise
             else:
-                if self._supervisor.state == "ready" or not self._supervisor.live or monotonic() >= until:
+                if self._engines.state == "ready" or not self._engines.live or monotonic() >= until:
                     return
             await asyncio.sleep(ROOM_S)
 
@@ -165,7 +165,7 @@ class Writer:
         within_s = self._options.answer_timeout_s
         until = monotonic() + within_s
         seen = _Seen(self._metrics, record, len(requests), self._ended)
-        stream = await self._supervisor.write(
+        stream = await self._engines.write(
             self._model, requests, within_s, seen.piece, terms.current().later_s
         )
         self._seen[stream] = size
@@ -194,7 +194,7 @@ class Writer:
 
     def _close(self, stream: Stream) -> None:
         self._seen.pop(stream, None)
-        if count := self._supervisor.leave(stream):
+        if count := self._engines.leave(stream):
             self._metrics.cancelled(self.name, count)
 
 
