@@ -17,7 +17,9 @@ import served
 from served import PASSED, Running, alive, gated, metric, refused, running, wait_until
 
 from alula.core.check import Check
+from alula.core.errors import MissingExtraError
 from alula.core.profile import Range
+from alula.serve import ServeOptions, serve
 from alula.serve.options import ENGINE_COMMAND
 
 OWN_GRAPH_ONLY = Check(
@@ -309,6 +311,14 @@ def test_what_the_engine_process_refuses_is_what_the_server_says(bundles: dict[s
 def test_two_bundles_of_one_model_are_refused(bundles: dict[str, Path], tmp_path: Path) -> None:
     other = served.make_bundle(tmp_path / "other", name="tiny/embeddings")
     assert "two bundles hold the model 'tiny/embeddings'" in refused([bundles["embeddings"], other])
+
+
+def test_where_the_libraries_of_a_server_are_missing_the_words_that_install_them_are_said(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingExtraError, match=r"serving needs: pip install 'alula\[serve\]'"):
+        serve(ServeOptions(bundles=(bundles["embeddings"],), port=0))
 
 
 def test_a_port_in_use_is_refused_by_its_number(bundles: dict[str, Path]) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from alula.core.errors import InputError
+from alula.core.errors import InputError, MissingExtraError
 from alula.serve.named import Named
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
+
+PACKAGES = ("httptools", "orjson", "prometheus_client", "starlette", "tokenizers", "uvicorn")
+"""What no server does without; looked for, and not imported yet."""
 
 
 def serve_until_told(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
     """Serve until told to stop."""
     if threading.current_thread() is not threading.main_thread():
         raise InputError("serve was called outside the main thread, where signals do not arrive")
+    if not all(map(importlib.util.find_spec, PACKAGES)):
+        raise MissingExtraError("serving", "serve")
     with listening(options.host, options.port) as sock:
         # Before anything else is imported here: the engine process loads its own libraries meanwhile.
         bundles = Named.all_at(options.bundles)
