@@ -54,11 +54,10 @@ TEXTS = ("README.md", "CHANGELOG.md", "docs/cli.md", "docs/http.md", "docs/bundl
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """What is started, and whether it runs several sequences at once."""
+    """What is started."""
 
     name: str
     command: Sequence[str]
-    together: bool = True
 
 
 @dataclass(kw_only=True)
@@ -146,9 +145,8 @@ def contenders(options: argparse.Namespace, file: Path) -> list[Contender]:
     """Those whose interpreters are named, in the order that they take their turns in."""
     worker, threads = str(Path(__file__).with_name("decoder_worker.py")), str(options.threads)
 
-    def made(name: str, python: str, kind: str, model: Path, *, together: bool = True) -> Contender:
-        command = (python, worker, kind, str(model), threads)
-        return Contender(name=name, command=command, together=together)
+    def made(name: str, python: str, kind: str, model: Path) -> Contender:
+        return Contender(name=name, command=(python, worker, kind, str(model), threads))
 
     found = [made(REFERENCE, sys.executable, "transformers", FOLDER / "hf")]
     ours = {each: made(f"alula {each}", sys.executable, "alula", FOLDER / each) for each in OURS}
@@ -163,7 +161,7 @@ def contenders(options: argparse.Namespace, file: Path) -> list[Contender]:
             name = f"openvino-genai {precision}"
             peers[precision].append(made(name, options.genai, kind, options.genai_models / model))
     if options.llama:
-        peers["int4-weights"].append(made("llama.cpp Q4_1", options.llama, "llama.cpp", file, together=False))
+        peers["int4-weights"].append(made("llama.cpp Q4_1", options.llama, "llama.cpp", file))
     for precision in OURS:
         found += [*peers[precision], ours[precision]]
     named = {name.strip() for name in options.only.split(",") if name.strip()}
@@ -186,7 +184,7 @@ def turn(workers: Sequence[Worker], ids: Sequence[int], number: int, told: int, 
         tokens = ran["tokens"][0]
         expected = expected or tokens
         short, first = worker.run([other], 1), worker.run([long], 1)
-        together = worker.run(side_by_side, told) if worker.contender.together else None
+        together = worker.run(side_by_side, told)
         if not counted:
             continue
         row = worker.row
@@ -196,8 +194,7 @@ def turn(workers: Sequence[Worker], ids: Sequence[int], number: int, told: int, 
         row.first_cpu_ms.append(first["cpu_s"] * 1e3)
         row.equal += agreeing(tokens, expected)
         row.asked += len(expected)
-        if together is not None:
-            row.together.append(TOGETHER / together["step_s"])
+        row.together.append(TOGETHER / together["step_s"])
         print(f"round {number}: {worker.contender.name}: {row.alone[-1]:.1f} tokens/s", file=sys.stderr)
 
 

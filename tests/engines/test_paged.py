@@ -254,9 +254,24 @@ def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
     assert asked("fp32", *amx) == asked("fp32") == [(0, None, "f32", None)]
     assert asked("bf16", *amx) == [(0, "bf16", "bf16", None)]
     assert asked("bf16", "avx2") == [(0, None, "f32", None)]
-    assert asked("int8-weights", "avx2") == [(1, None, "f32", 32), (0, None, "f32", 32)]
-    few = [(1, None, "bf16", 32), (32, None, "bf16", 32), (0, "bf16", "bf16", None)]
+    assert asked("int8-weights", "avx2") == [(0, None, "f32", 32)] * 2
+    few = [(0, None, "bf16", 32), (32, None, "bf16", 32), (0, "bf16", "bf16", None)]
     assert asked("int4-weights", *amx) == asked("int8-weights", *amx) == few
+    eight_bits = asked("int8-weights", "avx512f", "avx512_vnni", "avx512_bf16")
+    assert eight_bits == [(0, None, "f32", 32), (0, None, "f32", 32), (0, None, "f32", 64)]
+    assert asked("int4-weights", "avx_vnni") == eight_bits
+    assert [way.widened for way in ways("int4-weights", ("avx_vnni",))] == [False, True, True]
+    assert not any(way.widened for way in ways("int8-weights", ("avx_vnni",)))
+
+
+def test_a_step_goes_to_the_form_that_is_for_its_rows() -> None:
+    forms = ways("int4-weights", ("avx512_vnni",))
+
+    def chosen(tokens: int, sequences: int) -> int:
+        return next(way.rows for way in forms if way.runs(tokens, sequences))
+
+    assert [chosen(count, count) for count in range(1, 11)] == [1, 0, 0, 0, 8, 8, 8, 8, 0, 0]
+    assert chosen(8, 1) == chosen(8, 7) == chosen(512, 3) == 0
 
 
 @pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])
@@ -278,6 +293,37 @@ def test_packed_weights_give_the_same_by_one_token_by_few_and_by_many(
         given.close()
         # Activations in eight bits or bf16; a zero of four bits that is left out is off by more than 0.5.
         assert max(off) < 0.06, (sizes, off)
+
+
+@pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])
+def test_rows_side_by_side_give_the_same_whoever_fills_them_up(
+    llama: tuple[Decoder, Engine], tmp_path: Path, precision: str
+) -> None:
+    """Five to eight sequences may have a form of fixed shapes, whose other rows are nobody's."""
+    packed = pack(llama[0].graph, "openvino", precision)
+    engine, ids = _engine(packed, tmp_path, precision), tokens(9, 24, seed=3)
+    room = Room(sequences=9, blocks=18, block_tokens=16)
+    given, other = session(engine, room), session(engine, room)
+    assert isinstance(other, Paged)
+    other._requests = [each for each in other._requests if each[0].rows < 2]
+    for each in range(9):
+        for one in (given, other):
+            one.start(each)
+            run(one, (each, ids[each, :15]))
+    for at, rows in enumerate((9, 8, 6, 5, 3, 7, 1, 8, 5), start=15):
+        chosen, left = [
+            [(each, ids[each, at : at + 1]) for each in group] for group in (range(rows), range(rows, 9))
+        ]
+        got, expected = run(given, *chosen), run(other, *chosen)
+        assert got.shape == expected.shape == (rows, 61)
+        # Sums in another order, before activations are rounded; another row's logits are off by more than 0.5.
+        assert np.abs(got - expected).max() < 0.06 * np.abs(expected).max(), (at, rows)
+        if left:
+            # Who was left out takes the same token now, so that all are as far.
+            run(given, *left)
+            run(other, *left)
+    given.close()
+    other.close()
 
 
 def _in_onnxruntime(packed: ir.Model, decoder: Decoder, ids: NDArray[np.int64]) -> Floats:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alula.core.decoding import Room, Work
 from alula.core.errors import RunError
-from alula.engines.paged.pages import Pages, pages_for
+from alula.engines.paged.pages import Pages, filled, pages_for
 
 ROOM = Room(sequences=3, blocks=6, block_tokens=4)
 
@@ -55,6 +55,24 @@ def test_a_step_that_has_no_room_changes_nothing() -> None:
     assert pages.pack([work(1, 6)])["position_ids"].tolist() == [[5]]
     with pytest.raises(RunError, match="sequence 1 would hold 9 tokens; the decoder takes 8 at most"):
         started(ROOM, 4, 1, longest=8).pack([work(1, *range(9))])
+
+
+def test_a_step_is_filled_up_with_rows_of_nobody_in_a_page_of_their_own() -> None:
+    pages = started(ROOM, 4, 7, 8)
+    pages.pack([work(7, *range(5)), work(8, 20)])
+    step = pages.pack([work(7, 15, answers=False), work(8, 21)])
+    full = filled(step, 4, pages.nobodys)
+    assert full["input_ids"].tolist() == [[15], [21], [0], [0]]
+    assert full["position_ids"].tolist() == [[5], [1], [0], [0]]
+    assert full["past_lens"].tolist() == [5, 1, 0, 0]
+    assert full["subsequence_begins"].tolist() == [0, 1, 2, 3, 4]
+    assert full["block_indices_begins"].tolist() == [0, 2, 3, 4, 5]
+    assert full["block_indices"].tolist() == [*step["block_indices"], pages.nobodys, pages.nobodys]
+    assert full["answers"].tolist() == [1, 0, 0, 0]
+    assert full["max_context_len"] == 6
+    assert {name: value.dtype for name, value in full.items()} == {n: v.dtype for n, v in step.items()}
+    assert pages.nobodys not in step["block_indices"]
+    assert pages.nobodys < pages.count
 
 
 def test_released_pages_are_the_next_ones() -> None:
@@ -124,8 +142,8 @@ def test_what_the_room_holds_the_pages_hold_and_nobody_shares_one(
         held = pages.pack([work(sequence, *range(count))])["block_indices"].tolist()
         assert len(held) == -(-lengths[sequence] // page)
         assert all(owners.setdefault(each, sequence) == sequence for each in held)
-    assert pages.free + sum(-(-length // page) for length in lengths.values()) == pages.count
-    assert pages.count == pages_for(room, page)
+    assert pages.free + sum(-(-length // page) for length in lengths.values()) == pages.nobodys
+    assert pages.count == pages_for(room, page) + 1
 
 
 def test_blocks_of_whole_pages_take_none_besides() -> None:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
+from numpy.typing import NDArray
+
+from alula.engines.paged.pages import TOKENS
 
 _SIGN = 0x88
 """The sign of both numbers of four bits in a byte: turned, what is signed counts from nought."""
 _MIDDLE = 8
+_LARGEST = 127
+_TOGETHER = 2
+"""Blocks of four bits that are one of eight: of 64 numbers then, as in weights stored in eight bits."""
 
 
-def fix(model: ov.Model) -> None:
-    """One token of one sequence, whose pages alone are any number: OpenVINO then asks no node for its shapes."""
-    one, two = [1], [2]
+def fix(model: ov.Model, rows: int) -> None:
+    """A token of each of so many sequences, whose pages alone are any number: OpenVINO asks no node for its shapes."""
+    each, ends = [rows], [rows + 1]
     tokens = {
-        name: [*list(value.get_partial_shape())[:-2], 1, 1]
+        name: [*list(value.get_partial_shape())[:-2], rows, 1]
         for value in model.inputs
-        if (name := value.get_any_name()) in {"input_ids", "position_ids", "image_rows"}
+        if (name := value.get_any_name()) in TOKENS
     }
     model.reshape(
         {
             **tokens,
-            "answers": one,
-            "past_lens": one,
-            "subsequence_begins": two,
-            "block_indices_begins": two,
+            "answers": each,
+            "past_lens": each,
+            "subsequence_begins": ends,
+            "block_indices_begins": ends,
         }
     )
 
@@ -48,32 +57,83 @@ def turn(model: ov.Model) -> None:
 
 def join(model: ov.Model) -> None:
     """Zeros of weights in four bits where they belong, not in a product of their own: that is slow for many tokens."""
+    _write_anew(model, _Four.joined)
+
+
+def widen(model: ov.Model) -> None:
+    """Numbers of four bits and their zeros as numbers of eight without: what is lost is a sixteenth of a step or so.
+
+    Activations may be rounded before them, which OpenVINO does not do before zeros, and one product is left of two.
+    """
+    _write_anew(model, _Four.widened)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Four:
+    """A matrix of four bits with its zeros: [blocks, block, columns], of which a block has a scale, and what it adds.
+
+    The numbers are signed, two in a byte, the first of them low.
+    """
+
+    shape: tuple[int, int, int]
+    numbers: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    moved: NDArray[np.float32]
+
+    def joined(self) -> ov.Node:
+        """(number - zero) x scale."""
+        counted = ov.Tensor(ov.Type.u4, ov.Shape(list(self.shape)))
+        counted.data.reshape(-1)[:] = self.numbers ^ _SIGN
+        zeros = _MIDDLE - self.moved / self.scales
+        floats = ops.convert(ops.constant(counted), "f32")
+        away = ops.subtract(floats, ops.constant(zeros[:, None]))
+        return self._flat(ops.multiply(away, ops.constant(self.scales[:, None])))
+
+    def widened(self) -> ov.Node:
+        """Number x scale, in eight bits."""
+        counted = self.numbers ^ _SIGN
+        pairs = np.stack([counted & 0xF, counted >> 4], axis=-1)
+        numbers = pairs.reshape(self.shape).astype(np.float32) - _MIDDLE
+        values = numbers * self.scales[:, None] + self.moved[:, None]
+        if len(values) % _TOGETHER == 0:
+            values = values.reshape(-1, _TOGETHER * values.shape[1], values.shape[2])
+        scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(_LARGEST)
+        scales[scales == 0] = 1
+        eight = np.rint(values / scales).astype(np.int8)
+        return self._flat(ops.multiply(ops.convert(ops.constant(eight), "f32"), ops.constant(scales)))
+
+    def _flat(self, restored: ov.Node) -> ov.Node:
+        blocks, block, columns = self.shape
+        return ops.reshape(restored, ops.constant(np.array([blocks * block, columns])), special_zero=False)
+
+
+def _write_anew(model: ov.Model, weight: Callable[[_Four], ov.Node]) -> None:
+    """One product instead of two, wherever zeros have one of their own."""
     for whole in model.get_ordered_ops():
         if not _is(whole, "Add"):
             continue
         product, moving = (whole.input_value(at).get_node() for at in (0, 1))
         if _is(moving, "MatMul") and _is(moving.input_value(0).get_node(), "ReduceSum"):
-            weight = _joined(product, moving.input_value(1).get_node())
-            _replace(whole, ops.matmul(product.input_value(0), weight, transpose_a=False, transpose_b=False))
+            four = _four(product, moving.input_value(1).get_node())
+            _replace(
+                whole,
+                ops.matmul(product.input_value(0), weight(four), transpose_a=False, transpose_b=False),
+            )
     model.validate_nodes_and_infer_types()
 
 
-def _joined(product: ov.Node, moved: ov.Node) -> ov.Node:
-    """(number - zero) x scale, from number x scale and what every block adds."""
+def _four(product: ov.Node, moved: ov.Node) -> _Four:
+    """From number x scale, and what every block adds."""
     restored = product.input_value(1).get_node()
     scaled = restored.input_value(0).get_node()
     numbers, scales = (scaled.input_value(at).get_node().input_value(0).get_node() for at in (0, 1))
-    shape = list(numbers.get_output_partial_shape(0).to_shape())
-    counted = ov.Tensor(ov.Type.u4, ov.Shape(shape))
-    signed = numbers.input_value(0).get_node().get_data().reshape(-1).view(np.uint8)
-    counted.data.reshape(-1)[:] = signed ^ _SIGN
-    steps = scales.get_data()
-    zeros = _MIDDLE - moved.input_value(0).get_node().get_data().astype(np.float32) / steps
-    floats = ops.convert(ops.constant(counted), "f32")
-    away = ops.subtract(floats, ops.constant(zeros[:, None]))
-    moved_back = ops.multiply(away, ops.constant(steps[:, None]))
-    rows = ops.constant(np.array([shape[0] * shape[1], shape[2]]))
-    return ops.reshape(moved_back, rows, special_zero=False)
+    blocks, block, columns = numbers.get_output_partial_shape(0).to_shape()
+    return _Four(
+        shape=(blocks, block, columns),
+        numbers=numbers.input_value(0).get_node().get_data().reshape(-1).view(np.uint8),
+        scales=scales.get_data(),
+        moved=moved.input_value(0).get_node().get_data().astype(np.float32),
+    )
 
 
 def _replace(old: ov.Node, new: ov.Node) -> None:

@@ -16,9 +16,10 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.frontend.onnx import ConversionExtension
 
-from alula.core.decoding import IMAGE, IMAGE_ROWS, is_alone
+from alula.core.decoding import IMAGE, is_alone
 from alula.core.errors import CompileError
 from alula.core.tensor import TensorSpec
+from alula.engines.paged.pages import TOKENS
 
 VERSION = "2026.4"
 """Of OpenVINO, whose attention over pages has changed its inputs from version to version."""
@@ -45,7 +46,6 @@ _UNUSED: Mapping[int, tuple[type, tuple[int, ...]]] = {
     26: (np.uint8, (0,)),
     27: (np.int32, (0,)),
 }
-_TOKENS = ("input_ids", "position_ids", IMAGE_ROWS)
 _TAKEN_WITHOUT = frozenset({"softcap", "softmax_precision"})
 
 
@@ -181,7 +181,7 @@ def _with_pages(model: ov.Model, attentions: Sequence[ov.Node], path: Path) -> o
         for at, parameter in {**shared, **own}.items():
             node.input(at).replace_source_output(parameter.output(0))
     kept = {each.get_friendly_name(): each for each in model.get_parameters()}
-    tokens = [kept[name] for name in (*_TOKENS, IMAGE) if name in kept]
+    tokens = [kept[name] for name in (*TOKENS, IMAGE) if name in kept]
     for each in tokens:
         *axes, _, _ = each.get_partial_shape()
         if each.get_friendly_name() != IMAGE:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from alula.core.decoding import Room, Work
+from alula.core.decoding import IMAGE_ROWS, Room, Work
 from alula.core.errors import RunError
 from alula.core.tensor import Feeds
+
+Ints = npt.NDArray[np.integer[Any]]
+
+TOKENS = ("input_ids", "position_ids", IMAGE_ROWS)
+"""Inputs of a step that say something of each of its tokens, which are their last axis but one."""
 
 
 @dataclass(slots=True)
@@ -24,18 +31,24 @@ class _Held:
 class Pages:
     """The pages of a cache, handed out to sequences as they grow and taken back when they are released.
 
-    The room is the caller's, in blocks of any size; a page has as many tokens as the engine says.
+    The room is the caller's, in blocks of any size; a page has as many tokens as the engine says. The last page is
+    nobody's: for rows that a step is filled up with.
     """
 
     def __init__(self, room: Room, page_tokens: int, longest: int) -> None:
         self.room = room
         self.page_tokens = page_tokens
         self.longest = longest
-        self.count = pages_for(room, page_tokens)
+        self.nobodys = pages_for(room, page_tokens)
         # Handed out from the end: what was let go last is in the processor's cache still.
-        self._free = list(range(self.count))
+        self._free = list(range(self.nobodys))
         self._held: dict[int, _Held] = {}
         self._lost: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """How many pages the cache has."""
+        return self.nobodys + 1
 
     @property
     def free(self) -> int:
@@ -111,6 +124,27 @@ class Pages:
             raise RunError(
                 f"the step takes {blocks} blocks of the cache; there is room for {self.room.blocks}"
             )
+
+
+def filled(feeds: Feeds, rows: int, page: int) -> Feeds:
+    """A step of one token for each sequence as one of so many rows: those behind have a token each, in this page."""
+    missing = rows - len(feeds["past_lens"])
+    if not missing and len(feeds["answers"]) == rows:
+        return feeds
+    ends = np.arange(1, missing + 1)
+    behind: dict[str, Ints] = {
+        name: np.zeros((*feeds[name].shape[:-2], missing, 1), np.int64) for name in TOKENS if name in feeds
+    }
+    behind |= {name: feeds[name][-1] + ends for name in ("subsequence_begins", "block_indices_begins")}
+    behind["past_lens"], behind["block_indices"] = np.zeros_like(ends), np.full_like(ends, page)
+    behind["answers"] = np.zeros(rows - len(feeds["answers"]), np.int64)
+    return {
+        **feeds,
+        **{
+            name: np.concatenate([feeds[name], more], axis=max(0, more.ndim - 2), dtype=feeds[name].dtype)
+            for name, more in behind.items()
+        },
+    }
 
 
 def pages_for(room: Room, page_tokens: int) -> int:

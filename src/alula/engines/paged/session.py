@@ -15,9 +15,9 @@ from alula.core.graph import Graph
 from alula.core.machine import cpu_features, usable_cores
 from alula.core.tensor import Feeds
 from alula.engines.foreign import said
-from alula.engines.paged.forms import fix, join, turn
+from alula.engines.paged.forms import fix, join, turn, widen
 from alula.engines.paged.graph import read
-from alula.engines.paged.pages import Pages
+from alula.engines.paged.pages import Pages, filled
 from alula.engines.sights import Sights
 
 DEVICE = "CPU"
@@ -37,51 +37,82 @@ SmolLM2-135M on two threads of a Xeon with AMX (model 207), milliseconds, median
   int4, zeros apart; shapes fixed                    20.6; 16.4     34
 """
 
+_MANY_GROUP = 64
+"""Of activations of many tokens where there is no AMX, which are the blocks of weights in eight bits.
+
+SmolLM2-135M on two threads of a Zen 5, milliseconds, medians of interleaved steps on a busy host:
+                                                         1 token   8 x 1   512
+  int4, zeros apart, groups of 32                            8.5      19   404
+  int4 as eight bits, groups of 32                           7.3    13.0   208
+  int8, groups of 32                                         7.2    12.8   227
+  linears of int8 alone, groups of 32; of 64          4.4; 4.0  5.5; 4.7   109; 87
+In the whole decoder eight rows are slower in groups of 64 all the same. A single token of four bits keeps them: less to
+read, which is what large models wait for.
+"""
+_SIDE_BY_SIDE, _LEAST = 8, 5
+"""How many sequences the form for several has, and from how many on it is worth it, filled up with nobody's rows."""
+_MULTIPLIES_EIGHT_BITS = frozenset({"avx512_vnni", "avx_vnni"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """How one compiled form of a decoder computes, and for how many tokens in a step; 0 for any number.
+    """How one compiled form of a decoder computes, and for how many tokens in a step: up to `most`, 0 for any number.
 
-    The form for one token has fixed shapes. With `turned` weights in bf16 lie the other way round, and OpenVINO makes
-    one operation of a gated feed-forward.
+    With `rows` it has fixed shapes: a token of each of so many sequences, or of `least` and rows that are nobody's.
+    With `turned` weights in bf16 lie the other way round, and OpenVINO makes one operation of a gated feed-forward.
+    With `widened` weights of four bits are in memory as eight.
     """
 
-    most: int
     settings: Mapping[str, object]
+    most: int = 0
+    rows: int = 0
+    least: int = 1
     half_attention: bool = False
     turned: bool = False
+    widened: bool = False
+
+    def runs(self, tokens: int, sequences: int) -> bool:
+        """Whether it is for a step of so many."""
+        if self.rows:
+            return self.least <= tokens == sequences <= self.rows
+        return tokens <= self.most or not self.most
 
 
 def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
     """The forms that a precision runs in on a CPU with these features, for few tokens first.
 
     Weights of eight or four bits may meet activations that are rounded to eight, in groups. Where prompts are faster in
-    bf16, there are two forms with one cache between them; each has the packed weights for itself.
+    bf16, or weights of four bits as eight, there are forms with one cache between them; each has the packed weights for
+    itself.
     """
-    fp32 = Way(most=0, settings={"KV_CACHE_PRECISION": "f32"})
+    fp32 = Way(settings={"KV_CACHE_PRECISION": "f32"})
     bf16: dict[str, object] = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
     has_amx = "amx_bf16" in features
     if precision == "bf16":
-        return (
-            (Way(most=0, settings=bf16, turned=has_amx),) if has_amx or "avx512_bf16" in features else (fp32,)
-        )
+        return (Way(settings=bf16, turned=has_amx),) if has_amx or "avx512_bf16" in features else (fp32,)
     if precision not in _FEW:
         return (fp32,)
-    rounded: dict[str, object] = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP}
-    if not has_amx:
-        rounded["KV_CACHE_PRECISION"] = "f32"
-        return (Way(most=1, settings=rounded), Way(most=0, settings=rounded))
-    rounded["KV_CACHE_PRECISION"] = "bf16"
-    one, few = (Way(most=most, settings=rounded, half_attention=True) for most in (1, _FEW[precision]))
-    return (one, few, Way(most=0, settings=bf16))
+    cache = {"KV_CACHE_PRECISION": "bf16" if has_amx else "f32"}
+    rounded = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP, **cache}
+    one = Way(rows=1, settings=rounded, half_attention=has_amx)
+    if has_amx:
+        return (one, Way(most=_FEW[precision], settings=rounded, half_attention=True), Way(settings=bf16))
+    if not _MULTIPLIES_EIGHT_BITS & {*features}:
+        return (one, Way(settings=rounded))
+    wide = precision == "int4-weights"
+    several = Way(rows=_SIDE_BY_SIDE, least=_LEAST, settings=rounded, widened=wide)
+    coarser = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _MANY_GROUP, **cache}
+    return (one, several, Way(settings=coarser, widened=wide))
 
 
 def compiled(graph: Graph, way: Way, settings: Mapping[str, object]) -> ov.CompiledModel:
     """One form of a decoder, ready to run."""
     try:
         model = read(graph.path, half=way.half_attention)
-        if way.most == 1:
-            fix(model)
+        if way.rows:
+            fix(model, way.rows)
+        if way.widened:
+            widen(model)
         if way.settings.get("INFERENCE_PRECISION_HINT") == "bf16":
             join(model)
         # Where a thread is alone, OpenVINO 2026.4.1 divides by the half of one, and the process is gone.
@@ -107,7 +138,7 @@ class Paged:
         page_tokens = next(iter(shapes.values()))[1][2]
         self._pages = Pages(room, page_tokens, engine.plan.profile.axes["total"].max)
         self._requests = [
-            (way.most, model.create_infer_request()) for way, model in zip(forms, models, strict=True)
+            (way, model.create_infer_request()) for way, model in zip(forms, models, strict=True)
         ]
         for name, (dtype, (_, *page)) in shapes.items():
             cache = ov.Tensor(dtype, ov.Shape([self._pages.count, *page]))
@@ -154,8 +185,10 @@ class Paged:
         self._requests.clear()
 
     def _run(self, feeds: Feeds) -> Logits:
-        tokens = len(feeds["input_ids"])
-        request = next(request for most, request in self._requests if tokens <= most or not most)
+        tokens, sequences = len(feeds["input_ids"]), len(feeds["past_lens"])
+        way, request = next(each for each in self._requests if each[0].runs(tokens, sequences))
+        if way.rows:
+            feeds = filled(feeds, way.rows, self._pages.nobodys)
         try:
             request.infer(dict(feeds), share_inputs=True, share_outputs=True)
             logits: Logits = request.get_output_tensor(0).data[:, 0].copy()
