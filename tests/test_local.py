@@ -86,7 +86,7 @@ def test_the_command_line_says_loudly_that_it_is_not_verified_and_ends_well(
     assert "NOT RUN" in out
     assert "checks\n" not in out
     assert Bundle.open(there).verified
-    monkeypatch.setattr(sys, "argv", ["alula", "serve", str(beside)])
+    monkeypatch.setattr(sys, "argv", ["alula", "serve", str(beside), "--port", "0"])
     assert main() == 2
     said = capsys.readouterr().err
     assert f"is not verified: it was compiled and not run; run alula verify {beside} where it can run" in said

@@ -74,6 +74,7 @@ def test_each_device_has_a_process_that_sees_no_other(both: Running) -> None:
 def test_a_batch_goes_to_a_device_that_has_nothing_to_do(both: Running, gate: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         slow: list[Future[httpx.Response]] = [pool.submit(embed, both, "slow")]
+        wait_until(lambda: metric(both, "alula_requests_active") == 1)
         for _ in range(5):  # by the other one, while the first is at work
             assert embed(both, "a").status_code == 200
         slow.append(pool.submit(embed, both, "slow"))

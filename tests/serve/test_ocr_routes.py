@@ -320,10 +320,12 @@ def test_too_many_documents_are_refused_for_now(server: Running) -> None:
 def test_a_full_line_is_told_before_anything_is_decoded(server: Running) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}], "n": 68, "max_tokens": 500, "ignore_eos": True}
     no_image: dict[str, Any] = {"content": b"no image", "headers": PNG}
-    with server.client.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as answer:
+    with (  # the client first: to make one takes a while, and the line is full for as long as four answers are written
+        httpx.Client(base_url=server.url, timeout=20) as client,
+        server.client.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as answer,
+    ):
         assert answer.status_code == 200
-        with httpx.Client(base_url=server.url, timeout=20) as client:
-            refused = [client.post(path, **no_image) for path in ("/ocr", "/ocr/pdf")]
+        refused = [client.post(path, **no_image) for path in ("/ocr", "/ocr/pdf")]
     assert [one.status_code for one in refused] == [429, 429]
     until(lambda: metric(server, "alula_requests_active") == 0)
     until(lambda: server.client.post("/ocr", **no_image).status_code == 400)
