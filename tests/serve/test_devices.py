@@ -66,6 +66,7 @@ def sees(pid: int) -> str:
 
 def test_each_device_has_a_process_that_sees_no_other(both: Running) -> None:
     assert [sees(each["pid"]) for each in engines(both)] == ["0", "1"]
+    assert [each["device"] for each in engines(both)] == ["0", "1"]
     assert both.get("/health")["engine"] == engines(both)[0]
     for at in ("0", "1"):
         assert metric(both, "alula_engine_resident_memory_bytes", engine=at) > 0
@@ -145,6 +146,8 @@ def test_loads_of_devices_add_up() -> None:
 
 
 def test_a_device_is_named_once(tmp_path: Path) -> None:
-    for devices in (("0", "0"), ("0", "")):
+    for devices in (("0", "0"), ("0", ""), ("0,1",), ("0", "--print-config"), ("first",)):
         with pytest.raises(InputError, match="expected each GPU once"):
             ServeOptions(bundles=(tmp_path,), devices=devices)
+    uuids = ("GPU-3f2a1b00-aaaa-bbbb-cccc-0123456789ab", "MIG-GPU-3f2a/1/0")
+    assert [each.device for each in ServeOptions(bundles=(tmp_path,), devices=uuids).openings] == list(uuids)

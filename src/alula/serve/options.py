@@ -5,6 +5,7 @@ What is declared here by `setting` is thereby a flag, a variable and a key of th
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Literal
 from alula.core.errors import InputError
 from alula.serve.process import Opening
 from alula.serve.settings import setting, settings_of
+
+_GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
+"""As CUDA_VISIBLE_DEVICES names one."""
 
 LogFormat = Literal["none", "text", "json"]
 
@@ -146,8 +150,11 @@ class ServeOptions:
             raise InputError("no bundle to serve; name at least one, or a folder of them with --repository")
         if self.repository and not Path(self.repository).is_dir():
             raise InputError(f"{self.repository}: is no folder; expected one of bundles for --repository")
-        if not all(self.devices) or len(set(self.devices)) < len(self.devices):
-            raise InputError(f"device is {', '.join(self.devices)!r}; expected each GPU once, such as 0, 1")
+        wrong = [each for each in self.devices if not _GPU.fullmatch(each) or self.devices.count(each) > 1]
+        if wrong:
+            raise InputError(
+                f"device {wrong[0]!r}: expected each GPU once, by its number or its UUID: --device 0 --device 1"
+            )
         if self.grpc_port == self.port:
             raise InputError(f"port and grpc_port are both {self.port}; expected two ports")
 

@@ -291,6 +291,7 @@ def _told(supervisor: Supervisor) -> dict[str, Any]:
         "pid": supervisor.pid,
         "restarts": supervisor.restarts,
         "reason": supervisor.reason,
+        **({"device": supervisor.device} if supervisor.device else {}),
     }
 
 

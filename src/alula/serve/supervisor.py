@@ -91,6 +91,11 @@ class Supervisor:
         """The engine process, for those who watch it."""
         return self._current.process.pid if self._current else None
 
+    @property
+    def device(self) -> str:
+        """The GPU that the engine process is left to see; empty where none was named."""
+        return self._opening.device
+
     async def start(self) -> None:
         """Start, and open every model; the first failure is raised, since a restart would not cure it."""
         await self._launch()
@@ -210,7 +215,8 @@ class Supervisor:
             self._enter(
                 "restarting", "the device was lost" if self.lost else f"the last one ended with {code}"
             )
-            log.error("engine process ended with %s; starting it again", code)
+            on = f" on GPU {self.device}" if self.device else ""
+            log.error("engine process%s ended with %s; starting it again", on, code)
             while self._trying() and not await self._again():
                 pass
 
