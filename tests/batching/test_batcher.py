@@ -30,6 +30,17 @@ class Gate:
         return Answered(results=[row * 10 for row in rows])
 
 
+class Seconds(Gate):
+    """One whose calls take a second each of a clock of its own, which nobody waits for."""
+
+    now = 0.0
+
+    async def __call__(self, rows: list[int]) -> Answered[int]:
+        answered = await super().__call__(rows)
+        self.now += 1.0
+        return answered
+
+
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 10))
     gc.collect()  # a future whose error nobody took would warn here
@@ -499,20 +510,10 @@ def test_who_would_wait_in_vain_is_refused_at_once_and_who_goes_before_is_not() 
 
 def test_who_could_only_just_be_answered_in_time_goes_behind_who_surely_can() -> None:
     """A row takes a second, and the engine is held up until the first could be done half a second before its time."""
-    now = 0.0
 
     async def scenario() -> None:
-        nonlocal now
-        gate = Gate()
-
-        async def second(rows: list[int]) -> Answered[int]:
-            nonlocal now
-            answered = await gate(rows)
-            now += 1.0
-            return answered
-
-        policy = BatchPolicy(max_rows=1)
-        async with Batcher(second, policy, clock=lambda: now) as batcher:
+        seconds = Seconds()
+        async with Batcher(seconds, BatchPolicy(max_rows=1), clock=lambda: seconds.now) as batcher:
             batcher.costs.learn(1, 1, 1.0, warm=True)
             busy = ask(batcher, 1)
             await settle()
@@ -520,10 +521,10 @@ def test_who_could_only_just_be_answered_in_time_goes_behind_who_surely_can() ->
             await settle()
             sure = asyncio.create_task(batcher.submit([3], [1], deadline=20.0))
             await settle()
-            now = 7.5  # long over time, so that nothing is sent ahead
-            gate.open.set()
+            seconds.now = 7.5  # long over time, so that nothing is sent ahead
+            seconds.open.set()
             await asyncio.gather(busy, late, sure)
-        assert gate.calls == [[1], [3], [2]]
+        assert seconds.calls == [[1], [3], [2]]
 
     run(scenario)
 
@@ -541,29 +542,21 @@ def test_the_pace_is_that_of_the_last_batches() -> None:
 
 def test_who_comes_later_does_not_wait_for_all_of_a_list() -> None:
     """A row takes a second; one of the list runs and one is with the engine when another request comes."""
-    now = 0.0
 
     async def scenario() -> None:
-        gate = Gate()
-
-        async def second(rows: list[int]) -> Answered[int]:
-            nonlocal now
-            answered = await gate(rows)
-            now += 1.0
-            return answered
-
-        async with Batcher(second, BatchPolicy(max_rows=1), clock=lambda: now) as batcher:
+        seconds = Seconds()
+        async with Batcher(seconds, BatchPolicy(max_rows=1), clock=lambda: seconds.now) as batcher:
             for _ in range(9):
                 batcher.costs.learn(1, 1, 1.0, warm=True)
             list_ = ask(batcher, *range(20))
             await settle()
             single = ask(batcher, 99)
             await settle()
-            gate.open.set()
+            seconds.open.set()
             assert await single == [990]
             assert not list_.done()
             assert await list_ == [10 * row for row in range(20)]
-        assert gate.calls.index([99]) <= 8
-        assert len(gate.calls) == 21
+        assert seconds.calls.index([99]) <= 8
+        assert len(seconds.calls) == 21
 
     run(scenario)

@@ -15,13 +15,14 @@ from alula.engines import CPU, GPU, extra_of, importable, traits
 from alula.engines.cuda import Device, devices, driver_version
 from alula.engines.cuda import installed as has_bindings
 from alula.engines.tensorrt.vendor import version_of
+from alula.serve.lifetime import PACKAGES
 
 # What each ability needs, and the extra that brings it.
 ABILITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("build", "build", ("onnx", "onnx_ir", "ml_dtypes", "tokenizers", "huggingface_hub")),
     ("run on openvino", "cpu", ("openvino",)),
     ("run on onnxruntime", "cpu", ("onnxruntime",)),
-    ("serve", "serve", ("starlette", "uvicorn", "tokenizers", "prometheus_client")),
+    ("serve", "serve", PACKAGES),
     ("compare with pytorch", "torch", ("torch", "transformers")),
 )
 

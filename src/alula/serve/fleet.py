@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +43,6 @@ class Fleet:
             for at, opening in enumerate(openings)
         )
         self._numbers = len(bundles)
-        self._running: Counter[int] = Counter()
         self._written_by: dict[Stream, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,12 +86,7 @@ class Fleet:
 
     async def run(self, model: int, feeds: Feeds, wanted: Sequence[str] | None = None) -> Outcome:
         """Run one batch where least is running; raises what `Supervisor.run` does."""
-        at = self._best(lambda at: self._running[at])
-        self._running[at] += 1
-        try:
-            return await self.members[at].run(model, feeds, wanted)
-        finally:
-            self._running[at] -= 1
+        return await self._best(lambda each: each.running).run(model, feeds, wanted)
 
     async def write(
         self,
@@ -104,7 +97,7 @@ class Fleet:
         later_s: float = 0.0,
     ) -> Stream:
         """Put answers in the line where it is shortest; whoever has the stream must `leave` it at last."""
-        member = self.members[self._best(lambda at: self.members[at].writing(model))]
+        member = self._best(lambda each: each.writing(model))
         stream = await member.write(model, requests, within_s, observe, later_s)
         self._written_by[stream] = member
         return stream
@@ -142,7 +135,7 @@ class Fleet:
         await asyncio.gather(*(each.stop() for each in self.members))
 
     def when_replaced(self, told: Callable[[int], None]) -> None:
-        """Have somebody told of models whose bundle is another one by now, once no engine has it open any more."""
+        """Have somebody told of models whose bundle is another one by now; engines that have it open close it."""
         for member in self.members:
             member.replaced = partial(self._replaced, member, told)
 
@@ -157,6 +150,6 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _best(self, busy: Callable[[int], int]) -> int:
+    def _best(self, busy: Callable[[Supervisor], int]) -> Supervisor:
         """Who is in the best state, and of these who has least to do."""
-        return min(range(len(self.members)), key=lambda at: (BEST.index(self.members[at].state), busy(at)))
+        return min(self.members, key=lambda each: (BEST.index(each.state), busy(each)))

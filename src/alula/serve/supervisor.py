@@ -96,6 +96,11 @@ class Supervisor:
         """The GPU that the engine process is left to see; empty where none was named."""
         return self._opening.device
 
+    @property
+    def running(self) -> int:
+        """Batches that run or are on their way there and back, of all models."""
+        return self._running.total()
+
     async def start(self) -> None:
         """Start, and open every model; the first failure is raised, since a restart would not cure it."""
         await self._launch()
