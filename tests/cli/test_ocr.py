@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from sheets import blurred, sheet, skewed, specked
 
 import alula.ocr.opening
 from alula.cli.app import main
-from alula.documents import published_schema
+from alula.documents import Notice, published_schema
 from alula.ocr import ReaderKind
 from alula.ocr.output import LOG, TextWriter
 
@@ -103,6 +105,47 @@ def test_every_format_is_written_into_a_folder(
     else:
         assert "60 dark pixels" in Path(f"out/doc.{ending}").read_text()
     assert "pages read" in capsys.readouterr().out
+
+
+def test_what_the_model_says_of_itself_is_on_standard_error(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Guessing(InkReader):
+        def read(self, scans: Any, ask: Any) -> Any:
+            notices = (
+                Notice(code="untaught", message="ink was not taught this"),
+                Notice(code="unsure", message="it guessed"),
+            )
+            return (replace(page, notices=notices) for page in super().read(scans, ask))
+
+    kind = ReaderKind(called="guesses", holds=lambda folder: True, open=lambda folder, threads: Guessing())
+    monkeypatch.setattr(alula.ocr.opening, "READERS", {"guesses": kind})
+    assert run("one.png", "two.png") == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alula: ")]
+    assert said == [
+        "alula: ink was not taught this",
+        "alula: one.png, page 1: it guessed",
+        "alula: two.png, page 1: it guessed",
+    ]
+
+
+def test_seconds_are_those_of_each_file(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All files of a batch were read side by side, and the first one was said to have taken all the time."""
+
+    class Together(InkReader):
+        def read(self, scans: Any, ask: Any) -> Any:
+            found = list(super().read(scans, ask))
+            time.sleep(0.3)
+            yield from found
+
+    kind = ReaderKind(called="slow", holds=lambda folder: True, open=lambda folder, threads: Together())
+    monkeypatch.setattr(alula.ocr.opening, "READERS", {"slow": kind})
+    assert run("one.png", "none.png", "two.png", "-o", "out", "--json") == 2
+    one, none, two = (row["seconds"] for row in json.loads(capsys.readouterr().out)["rows"])
+    assert one > two > 0.3
+    assert none < 0.3
 
 
 def test_what_fails_is_named_and_loses_nothing_else(run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from photos import BIT, HALVES, SQUARE, encoded, noise, spec
 from PIL import Image
 
-from alula.codecs import ImageCodec, classes, decode, each_image
+from alula.codecs import ImageCodec, classes, decode, decode_sheet, each_image
 from alula.core.errors import InputError, ManifestError
 from alula.core.model import Part
 from alula.core.profile import Profile, Range
@@ -150,10 +150,13 @@ def test_a_lower_limit_of_pixels_is_kept_too(tmp_path: Path) -> None:
     reader = codec(tmp_path)
     reader = ImageCodec.open(tmp_path, reader.spec, most_pixels=1200)
     assert reader.encode(encoded(noise(40, 30))).any()
-    with pytest.raises(
-        InputError, match=r"^the image has 40 x 31 pixels; expected at most 1200 in all: make it"
-    ):
-        reader.encode(encoded(noise(40, 31)))
+    for file in (encoded(noise(40, 31)), blank(40, 31)):  # nothing of the second one can be decoded
+        with pytest.raises(
+            InputError, match=r"^the image has 40 x 31 pixels; expected at most 1200 in all: make it"
+        ):
+            reader.encode(file)
+        with pytest.raises(InputError, match=r"^the image has 40 x 31 pixels; expected at most 1200"):
+            decode_sheet(file, most_pixels=1200)
 
 
 def test_a_large_scan_is_read_without_a_warning(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_a_name_is_a_whole_checkpoint_with_its_card_and_within_its_size(name: st
     assert (checkpoint.name, checkpoint.revision) == (name, "local")
     assert describe(checkpoint).sees
     assert (checkpoint.root / "model.safetensors").stat().st_size <= MOST_BYTES
+    assert describe(checkpoint).taught == ("document", "text", "spotting", "table", "fields")
     card = (checkpoint.root / "README.md").read_text("utf-8")
     assert "## What it reads" in card
     assert "## What it does not read" in card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from alula.bundles import Bundle
 from alula.core.errors import InputError
-from alula.documents import Page, Scan
+from alula.documents import Page, Scan, Task
 from alula.looking import Looker
 from alula.ocr import Ask, check, open_reader
 from alula.ocr.hunyuan import ModelReader
@@ -72,6 +73,18 @@ def test_the_prompt_is_that_of_the_task(bundle: Bundle) -> None:
         assert opened.version == "1.0"
         with pytest.raises(InputError, match="HunyuanOCR translates into: en, zh"):
             next(opened.read([scan(0)], Ask(task="translate", to="fr")))
+
+
+@pytest.mark.parametrize(("task", "said"), [("chart", ["untaught", "unsure"]), ("text", ["unsure"])])
+def test_a_model_that_was_taught_a_part_says_so_and_when_it_guesses(
+    bundle: Bundle, task: Task, said: list[str]
+) -> None:
+    for taught, expected in (((), []), (("text", "table"), said)):
+        model = replace(bundle.model, taught=taught)
+        with closing(reader(replace(bundle, manifest=replace(bundle.manifest, model=model)))) as opened:
+            (page,) = opened.read([scan(0)], Ask(task=task, max_tokens=6))
+        codes = [notice.code for notice in page.notices]
+        assert [code for code in codes if code.startswith("un")] == expected, "its weights are random"
 
 
 def test_a_page_that_cannot_be_read_loses_no_other(bundle: Bundle) -> None:

@@ -68,6 +68,7 @@ def test_pages_of_all_files_come_in_order_and_what_cannot_be_read_loses_nothing_
         _file(tmp_path, "b.png", _png((8, 9))),
         _file(tmp_path, "broken.pdf", b"%PDF-1.7 nothing"),
         _file(tmp_path, "empty.png", b""),
+        _file(tmp_path, "junk.pdf", b"a letter"),
     ]
     found = list(taken(sources, Selection(), FAST, jobs=2))
     assert isinstance(found[3], Lost)
@@ -88,7 +89,8 @@ def test_pages_of_all_files_come_in_order_and_what_cannot_be_read_loses_nothing_
             None,
             "FILE is no PDF that can be read: Failed to load document (PDFium: Data format error).",
         ),
-        ("empty.png", None, "FILE cannot be decoded: it is none of BMP, GIF, JPEG, PNG, TIFF, WEBP"),
+        ("empty.png", None, "FILE is empty; expected an image, a PDF or a video"),
+        ("junk.pdf", None, "FILE cannot be decoded: it is none of BMP, GIF, JPEG, PNG, TIFF, WEBP, PDF"),
     ]
     assert [scan.dpi for scan in found if isinstance(scan, Scan)] == [72, 72, 72, 300, 300, 300, None]
     for index in range(3):
@@ -198,6 +200,18 @@ def test_a_long_document_takes_no_more_memory_than_a_short_one(tmp_path: Path) -
         tracemalloc.stop()
     assert seen == 1000
     assert peak < 8 * page
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_the_process_that_opens_a_long_document_keeps_none_of_its_pages(tmp_path: Path) -> None:
+    """xberg-io/xberg#576: what is rendered must be let go of where it was rendered, too."""
+    source, held = _file(tmp_path, "a.pdf", numbered(300)), []
+    with closing(Pool(FAST, 1)) as pool:
+        for index in range(300):
+            assert isinstance(pool.result(pool.submit(Task(source=source, index=index))), Scan)
+            pages = Path(f"/proc/{pool.processes[0]}/statm").read_text("ascii").split()[1]
+            held.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+    assert held[-1] - held[50] < 40 * (200 * 300 * 3)
 
 
 def test_no_more_is_taken_ahead_than_allowed(tmp_path: Path) -> None:

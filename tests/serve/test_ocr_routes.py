@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -266,8 +267,12 @@ def test_a_broken_page_loses_no_other(server: Running) -> None:
 
 def test_what_is_no_document_is_refused_before_anything_is_sent(server: Running) -> None:
     for content, query, said in (
-        (b"%PDF-1.4\nno more", "", "the PDF"),
-        (b"no image", "", "the PDF"),
+        (b"%PDF-1.4\nno more", "", "the document is no PDF that can be read"),
+        (
+            b"no image",
+            "",
+            "the document cannot be decoded: it is none of BMP, GIF, JPEG, PNG, TIFF, WEBP, PDF",
+        ),
         (b"RIFF    AVI     ", "", "is a video"),
         (pdfs.numbered(2), "?pages=5", "none of those"),
         (pdfs.numbered(2), "?pages=0", "pages is '0'"),
@@ -372,10 +377,28 @@ def test_a_locked_document_opens_with_its_password(server: Running) -> None:
     content = {"f": ("s.pdf", locked(pdfs.numbered(1), user="sesame", owner="door"))}
     answer = server.client.post("/ocr/pdf", files=content, data=form)
     assert answer.status_code == 400
-    assert "password" in answer.json()["error"]
-    assert "--" not in answer.json()["error"]
+    assert answer.json()["error"] == "s.pdf is locked: a password is needed; give it as the option password"
     [page, _] = lines(server.client.post("/ocr/pdf", files=content, data={**form, "password": "sesame"}))
     assert not [notice for notice in page["notices"] if notice["code"] == "failed"]
+
+
+def test_what_a_model_was_not_taught_is_noticed_on_its_pages(bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(bundle.root, tmp_path / "small")
+    manifest = tmp_path / "small" / "manifest.json"
+    said = json.loads(manifest.read_text("utf-8"))
+    said["model"]["taught"] = ["text", "table"]
+    manifest.write_text(json.dumps(said), "utf-8")
+    with running([tmp_path / "small"], engine_command=ENGINE, threads=1, cache_bytes=1 << 26) as server:
+        assert server.client.get("/info").json()["pages"]["tasks"] == ["text", "table"]
+        for task, codes in (("chart", {"untaught", "unsure"}), ("text", {"unsure"})):
+            form = {"task": task, "max_tokens": "4"}
+            files = {"page": ("p.png", file(pixels()))}
+            answer = server.client.post("/ocr", files=files, data=form).json()
+            jsonschema.validate(answer, published_schema())
+            page, _ = lines(server.client.post("/ocr/pdf", files=files, data=form))
+            for read in (answer["pages"][0], page):
+                found = {notice["code"] for notice in read["notices"]}
+                assert found & {"untaught", "unsure"} == codes, "its weights are random"
 
 
 def test_an_engine_that_dies_loses_only_the_pages_it_wrote(server: Running) -> None:

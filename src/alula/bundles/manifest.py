@@ -194,6 +194,7 @@ def _parse_model(raw: Mapping[str, Any]) -> ModelSpec:
         start_id=get(raw, int, "start_id") if "start_id" in raw else -1,
         image_id=get(raw, int, "image_id") if "image_id" in raw else -1,
         compat=get(raw, str, "compat") if "compat" in raw else "",
+        taught=get_words(raw, "taught") if "taught" in raw else (),
     )
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -33,7 +33,7 @@ from alula.ocr.output import (
     usual_format,
     writing,
 )
-from alula.ocr.pool import taken
+from alula.ocr.pool import Taken, taken
 from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
 from alula.ocr.subtitles import joined, still, with_subtitles
@@ -232,11 +232,12 @@ class _Run:
             shown.phase(f"read {count}") as note,
             closing(taken(left, self.selection, self.taking, jobs=jobs)) as found,
         ):
-            begun = time.perf_counter()
-            outcomes = read_pages(still(found), self.reader, self.ask)
+            begun: dict[str, float] = {}
+            outcomes = read_pages(still(_timed(found, begun)), self.reader, self.ask)
             for source, of_file in groupby(_noted(outcomes, note), key=lambda outcome: outcome.source):
-                summary = self._written(source, of_file)
-                summary.seconds, begun = time.perf_counter() - begun, time.perf_counter()
+                ended = [begun[source]]
+                summary = self._written(source, _stamped(of_file, ended))
+                summary.seconds = ended[-1] - begun.pop(source)
                 goal = self.goals[source]
                 if log is not None and goal is not None and not (summary.failed or summary.error):
                     log.keep(source, goal)
@@ -287,13 +288,14 @@ def _counted(outcomes: Iterator[Done | Lost], summary: Summary) -> Iterator[Done
     for outcome in outcomes:
         assert isinstance(outcome, Done)
         summary.add(outcome.page, outcome.scan)
-        for notice in outcome.page.notices:
-            if notice.code == "failed":
-                print(
-                    f"alula: {outcome.source}, page {outcome.page.index + 1}: {notice.message}",
-                    file=sys.stderr,
-                )
+        for code in ("failed", "unsure"):
+            for said in _said_of(outcome.page, code):
+                print(f"alula: {outcome.source}, page {outcome.page.index + 1}: {said}", file=sys.stderr)
         yield outcome
+
+
+def _said_of(page: Page, code: str) -> Iterator[str]:
+    return (notice.message for notice in page.notices if notice.code == code)
 
 
 def _check_videos(videos: Collection[str], files: Sequence[str], task: Task, form: str, pages: str) -> None:
@@ -321,11 +323,30 @@ def _and_the_rest(first: Done | Lost, outcomes: Iterator[Done | Lost]) -> Iterat
     yield from outcomes
 
 
+def _timed(found: Iterable[Taken], begun: dict[str, float]) -> Iterator[Taken]:
+    """Note when the first page of each file is asked for; those of others may be under work."""
+    asked = time.perf_counter()
+    for one in found:
+        begun.setdefault(one.source, asked)
+        yield one
+        asked = time.perf_counter()
+
+
+def _stamped(outcomes: Iterator[Done | Lost], ended: list[float]) -> Iterator[Done | Lost]:
+    """Note when a page is written: behind the last one of a file the first of the next is waited for."""
+    for outcome in outcomes:
+        yield outcome
+        ended[:] = [time.perf_counter()]
+
+
 def _noted(outcomes: Iterator[Done | Lost], note: Note) -> Iterator[Done | Lost]:
-    """Say which page was read last, and how many a second."""
-    begun = time.perf_counter()
+    """Say which page was read last, and how many a second; and once what the model was not taught."""
+    begun, warned = time.perf_counter(), False
     for count, outcome in enumerate(outcomes, start=1):
         if isinstance(outcome, Done):
+            if not warned and (said := next(_said_of(outcome.page, "untaught"), "")):
+                print(f"alula: {said}", file=sys.stderr)
+                warned = True
             pace = count / (time.perf_counter() - begun)
             note(f"{outcome.source}, page {outcome.page.index + 1}, {pace:.2g} pages a second")
         yield outcome

@@ -75,10 +75,13 @@ class Sheet:
     frames: int
 
 
-def count_sheets(image: Path | bytes, name: str = "") -> int:
-    """How many pages there are: those of a TIFF; anything else is one, an animation too. Nothing is decoded."""
+def count_sheets(image: Path | bytes, name: str = "", *, else_: Sequence[str] = ()) -> int:
+    """How many pages there are: those of a TIFF; anything else is one, an animation too. Nothing is decoded.
+
+    `else_` is what the caller takes besides images, for the error of a file that is nothing of all that.
+    """
     called = _called(image, name)
-    with _translated(called), _opened(image, called) as opened:
+    with _translated(called, else_), _opened(image, called) as opened:
         pages = _frames(opened) if opened.format == "TIFF" else 1
     if pages > MOST_PAGES:
         raise InputError(f"{called} has {pages} pages; expected at most {MOST_PAGES}: split it")
@@ -151,14 +154,14 @@ def _called(image: Path | bytes, name: str) -> str:
 
 
 @contextmanager
-def _translated(called: str) -> Iterator[None]:
+def _translated(called: str, else_: Sequence[str] = ()) -> Iterator[None]:
     """Decoders of broken files raise whatever their parsing stumbles over."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{called} cannot be decoded: {_said(error)}") from error
+        raise InputError(f"{called} cannot be decoded: {_said(error, else_)}") from error
 
 
 def _frames(image: Image) -> int:
@@ -247,9 +250,9 @@ def _on_white(image: Image) -> Image:
     )
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, else_: Sequence[str]) -> str:
     from PIL import UnidentifiedImageError  # noqa: PLC0415
 
     if isinstance(error, UnidentifiedImageError):
-        return f"it is none of {', '.join(FORMATS)}"
+        return f"it is none of {', '.join((*FORMATS, *else_))}"
     return str(error) or type(error).__name__

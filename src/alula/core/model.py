@@ -36,7 +36,8 @@ class ModelSpec:
     A model that writes text has its `end_ids`, any of which ends an answer, and where an encoder stands before the
     decoder the `start_id` that answers begin with; -1 says that they go on from the prompt. One that reads images
     beside its prompt has the `image_id` of the tokens that keep their places, -1 where none does; `compat` says whose
-    code its graphs follow where there are two.
+    code its graphs follow where there are two. `taught` are the tasks of pages that a small one was trained for; none
+    means all that its kind does.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelSpec:
     start_id: int = -1
     image_id: int = -1
     compat: str = ""
+    taught: tuple[str, ...] = ()
 
     @property
     def writes(self) -> bool:

@@ -48,6 +48,8 @@ Code: TypeAlias = Literal[
     "degenerate",  # the answer is no reading of the page
     "not-as-asked",  # the answer has not the form that the task asks for
     "unplaced",  # text without a place on the page
+    "untaught",  # the model was not trained for this task
+    "unsure",  # the model's own probabilities say that it guessed
 ]
 """What a notice is about; these words are part of the published schema."""
 

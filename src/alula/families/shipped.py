@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from alula.core.errors import InputError
 from alula.families.weights import SINGLE
 
 FOLDER = Path(__file__).with_name("checkpoints")
-SHIPPED = ("hunyuan-ocr-small",)
+_TAUGHT: Mapping[str, tuple[str, ...]] = {
+    "hunyuan-ocr-small": ("document", "text", "spotting", "table", "fields"),
+}
+"""The tasks of pages that each was trained for."""
+
+SHIPPED = tuple(_TAUGHT)
 """What `alula build` takes by name, where no folder is called that."""
 
 
@@ -25,3 +31,9 @@ def shipped(name: str, revision: str) -> Path | None:
             "a whole copy of the repository"
         )
     return folder
+
+
+def taught(folder: Path) -> tuple[str, ...]:
+    """The tasks that a checkpoint was taught, where its folder is one of those that ship; nothing of others."""
+    ships = folder.resolve().parent == FOLDER.resolve()
+    return _TAUGHT.get(folder.name, ()) if ships else ()

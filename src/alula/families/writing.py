@@ -15,6 +15,7 @@ from alula.families.decoder_settings import FAMILIES as DECODERS
 from alula.families.decoder_settings import read_decoder_settings
 from alula.families.hunyuan_text import FAMILY as HUNYUAN
 from alula.families.sentence import token_limit
+from alula.families.shipped import taught
 from alula.families.t5_settings import MODEL_TYPES as T5
 from alula.families.t5_settings import read_settings as read_t5_settings
 from alula.families.weights import Weights, read_weights
@@ -104,6 +105,7 @@ def _hunyuan(checkpoint: Checkpoint, named: str) -> ModelSpec:
         end_ids=ends,
         image_id=settings.image,
         compat=hunyuan.USUAL,
+        taught=taught(checkpoint.root),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from alula.documents import Block, BlockKind, Notice, Page, Scan, Task, tables_in
 from alula.documents.tables import parts
 from alula.ocr.fields import fields_to_text, read_fields
+from alula.ocr.odds import Odds, unsure
 from alula.ocr.prompts import prompt
 from alula.ocr.reader import Ask
 from alula.ocr.repetition import Loop, loop_at_end, without_loop
@@ -27,19 +28,20 @@ _SHOWN = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """An answer: its text, whether its end is where its tokens ran out, and the loop that it was ended for."""
+    """An answer: its text, whether its end is where its tokens ran out, its loop, and its odds."""
 
     text: str
     cut: bool = False
     loop: Loop | None = None
+    odds: Odds = field(default_factory=Odds)
 
 
-def page_of(scan: Scan, written: Written, ask: Ask, **more: Any) -> Page:
-    """The page that an answer makes; `more` goes to `Page.of`, such as timings."""
+def page_of(scan: Scan, written: Written, ask: Ask, *, known: Sequence[Notice] = (), **more: Any) -> Page:
+    """The page that an answer makes, with what is `known` of it before; `more` goes to `Page.of`, such as timings."""
     loop = written.loop or loop_at_end(written.text)
     raw = without_loop(written.text, loop) if loop else written.text
     text = cleaned(raw, ask.task)
-    notices = [*_ended(written, loop)]
+    notices = [*known, *_ended(written, loop)]
     if (
         why := degenerate(raw, ask, blank=any(notice.code == "blank" for notice in scan.notices))
     ) is not None:
@@ -60,7 +62,16 @@ def page_of(scan: Scan, written: Written, ask: Ask, **more: Any) -> Page:
             notices.append(Notice(code="not-as-asked", message="the answer has no table"))
     elif ask.task in {"formula", "chart"} and text:
         read["blocks"] = (Block(kind="formula" if ask.task == "formula" else "chart", text=text),)
+    notices += unsure(written.text, written.odds, read.get("fields"))
     return Page.of(scan, notices=notices, **read, **more)
+
+
+def untaught(name: str, taught: Sequence[str], ask: Ask) -> tuple[Notice, ...]:
+    """That a model was trained for other tasks than the one that is asked of it, where it says for which it was."""
+    if not taught or ask.task in taught:
+        return ()
+    said = f"{name} was not taught the task {ask.task}, but: {', '.join(taught)}; its answer may mean nothing"
+    return (Notice(code="untaught", message=said),)
 
 
 def cleaned(text: str, task: Task) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from alula.core.errors import InputError
 from alula.documents import TASKS, Notice, Page, Scan, Task
 from alula.generate import Piece, Request
 from alula.looking import Looker
-from alula.ocr.answers import Written, page_of
+from alula.ocr.answers import Written, page_of, untaught
+from alula.ocr.odds import Odds
 from alula.ocr.prompts import Version, prompt
 from alula.ocr.reader import Ask
 from alula.ocr.repetition import Guard, Loop
@@ -42,6 +43,7 @@ class _Answer:
     scan: Scan
     begun: float
     guard: Guard = field(default_factory=Guard)
+    odds: Odds = field(default_factory=Odds)
     loop: Loop | None = None
 
 
@@ -69,7 +71,8 @@ class ModelReader:
         told = prompt(ask, self.version)
         with ThreadPoolExecutor(max_workers=1) as threads:
             cut = _ahead(scans, lambda scan: threads.submit(self._looker.prompts.patches, scan.pixels))
-            reading = _Reading(self._looker, ask, told)
+            known = untaught(self.name, self._looker.prompts.spec.taught, ask)
+            reading = _Reading(self._looker, ask, told, known)
             try:
                 yield from reading.pages(cut)
             finally:
@@ -86,17 +89,21 @@ def version_of(prompts: Prompts) -> Version:
     return "1.5" if patcher is not None and patcher.most_pixels > _FIRST_VERSION_PIXELS else "1.0"
 
 
-def bounded(request: Request, ask: Ask) -> Request:
-    """A request about a page, whose answer ends at the most tokens that are asked for."""
+def bounded(request: Request, ask: Ask, prompts: Prompts) -> Request:
+    """A request about a page, whose answer ends at the most tokens that are asked for.
+
+    A model that was taught a part of all tasks says how probable its words are, too: of others nothing was measured.
+    """
     most = min(ask.max_tokens, request.stopping.max_tokens)
-    return replace(request, stopping=replace(request.stopping, max_tokens=most))
+    sampling = replace(request.sampling, logprobs=0) if prompts.spec.taught else request.sampling
+    return replace(request, stopping=replace(request.stopping, max_tokens=most), sampling=sampling)
 
 
 class _Reading:
     """One run of pages through a looker."""
 
-    def __init__(self, looker: Looker, ask: Ask, told: str) -> None:
-        self._looker, self._ask, self._told = looker, ask, told
+    def __init__(self, looker: Looker, ask: Ask, told: str, known: Sequence[Notice]) -> None:
+        self._looker, self._ask, self._told, self._known = looker, ask, told, known
         self._answers: dict[int, _Answer] = {}
         self._ready: dict[int, Page] = {}
         self._taken = 0
@@ -134,7 +141,7 @@ class _Reading:
         answer = _Answer(at=at, scan=scan, begun=time.perf_counter())
         try:
             request = self._looker.request(self._told, [patches.result()])
-            refused = self._looker.add(at, bounded(request, self._ask))
+            refused = self._looker.add(at, bounded(request, self._ask, self._looker.prompts))
         except InputError as error:
             self._fail(answer, str(error))
             return
@@ -148,13 +155,14 @@ class _Reading:
             self._fail(answer, piece.error)
             return
         loop = answer.guard.push(piece.text)
+        answer.odds.push(piece, len(answer.guard.text))
         if loop is not None:
             self._looker.end(answer.at)
         if loop is None and piece.ending is None:
             return
-        written = Written(text=answer.guard.text, cut=piece.ending == "length", loop=loop)
+        written = Written(text=answer.guard.text, cut=piece.ending == "length", loop=loop, odds=answer.odds)
         timings = {"read_ms": (time.perf_counter() - answer.begun) * 1e3}
-        self._keep(answer, page_of(answer.scan, written, self._ask, timings=timings))
+        self._keep(answer, page_of(answer.scan, written, self._ask, known=self._known, timings=timings))
 
     def _fail(self, answer: _Answer, why: str) -> None:
         self._keep(answer, Page.of(answer.scan, notices=(Notice(code="failed", message=why),)))

@@ -118,11 +118,16 @@ class Files:
             )
         if not Path(source).is_file():
             raise InputError(f"{source}: there is no such file")
+        if not Path(source).stat().st_size:
+            raise InputError(f"{source} is empty; expected an image, a PDF or a video")
         opened = self._opened(source)
         if isinstance(opened, Video):
             count, most = opened.pictures, MOST_PICTURES
         else:
-            count, most = opened.pages if opened else count_sheets(Path(source)), self._taking.most_pages
+            count, most = (
+                opened.pages if opened else count_sheets(Path(source), else_=("PDF",)),
+                self._taking.most_pages,
+            )
         if count > most:
             raise InputError(
                 f"{source} has {count} pages or pictures; expected at most {most}: take it in parts"

@@ -85,7 +85,7 @@ def _pages(services: Sequence[Served]) -> dict[str, Any] | None:
     """Who reads pages where a request names nobody, and what may be asked; nothing where nobody does."""
     for service in services:
         if service.spec.sees:
-            return {"model": service.name, "tasks": list(TASKS)}
+            return {"model": service.name, "tasks": list(service.spec.taught or TASKS)}
     trio = trio_of(services)
     if trio is None:
         return None

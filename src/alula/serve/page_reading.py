@@ -8,11 +8,12 @@ from typing import Any
 
 from alula.codecs import MOST_PIXELS, count_sheets
 from alula.core.errors import InputError
-from alula.documents import TASKS, Page, Scan, Task
+from alula.documents import TASKS, Notice, Page, Scan, Task
 from alula.generate import Request
-from alula.ocr.answers import Written, page_of
+from alula.ocr.answers import Written, page_of, untaught
 from alula.ocr.hunyuan import bounded, version_of
 from alula.ocr.loading import Taking, decoded, kind_of_bytes, looked_at
+from alula.ocr.odds import Odds
 from alula.ocr.prompts import prompt
 from alula.ocr.reader import MAX_TOKENS, PICTURES, Ask
 from alula.ocr.repetition import Guard
@@ -40,6 +41,11 @@ class Asked:
     ask: Ask
     told: str
     file: Upload
+
+    @property
+    def known(self) -> tuple[Notice, ...]:
+        """What is to be said of every page before it is read."""
+        return untaught(self.writer.name, self.writer.spec.taught, self.ask)
 
     def taking(self, **more: Any) -> Taking:
         """How its pages are taken, within what the server allows."""
@@ -94,31 +100,40 @@ async def read(asked: Asked, scan: Scan, *, waits: bool = False) -> Page:
     if isinstance(writer, LineReader):
         return await writer.read(scan, asked.ask)
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
-    written = await _written(writer, bounded(writer.prompts.look(asked.told, [patches]), asked.ask), waits)
+    request = bounded(writer.prompts.look(asked.told, [patches]), asked.ask, writer.prompts)
+    written = await _written(writer, request, waits)
     timings = {"read_ms": (perf_counter() - begun) * 1e3}
-    return await writer.made(len(written.text), lambda: page_of(scan, written, asked.ask, timings=timings))
+    return await writer.made(
+        len(written.text), lambda: page_of(scan, written, asked.ask, known=asked.known, timings=timings)
+    )
 
 
 async def _written(writer: Writer, request: Request, waits: bool) -> Written:
     """The answer; a loop is ended as it is written."""
-    guard, ending = Guard(), None
+    guard, odds, ending = Guard(), Odds(), None
     write = writer.write_in_time if waits else writer.write
     answers = await write([request])
     try:
         while taken := await answers.take():
             for _, piece in taken:
                 ending = piece.ending
-                if loop := guard.push(piece.text):
-                    return Written(text=guard.text, loop=loop)
-        return Written(text=guard.text, cut=ending == "length")
+                loop = guard.push(piece.text)
+                odds.push(piece, len(guard.text))
+                if loop:
+                    return Written(text=guard.text, loop=loop, odds=odds)
+        return Written(text=guard.text, cut=ending == "length", odds=odds)
     finally:
         answers.close()
 
 
 def _refuse_unless_image(file: Upload) -> None:
     if (kind := kind_of_bytes(file.content)) != "image":
-        takes = " (/ocr/pdf takes PDFs)" * (kind == "pdf")
-        raise InputError(f"{file.name} is a {kind}; expected an image{takes}")
+        found = (
+            "a PDF; expected an image (/ocr/pdf takes PDFs)"
+            if kind == "pdf"
+            else "a video; expected an image"
+        )
+        raise InputError(f"{file.name} is {found}")
 
 
 def _scan(asked: Asked) -> Scan:

@@ -59,7 +59,7 @@ def fields_of(body: bytes, content_type: str, query: str) -> dict[str, Any]:
     else:
         if not body:
             raise InputError("the body is empty; expected an image")
-        uploads = [Upload(content=body, name="the PDF" if kind == "application/pdf" else "the image")]
+        uploads = [Upload(content=body, name="the document" if kind == "application/pdf" else "the image")]
     if "inputs" in fields:
         raise InputError("inputs is a text in a form; expected a file")
     read = {name: _read(name, text) for name, text in fields.items()}
