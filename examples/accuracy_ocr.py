@@ -4,8 +4,8 @@
     PYTHONPATH=. python examples/accuracy_ocr.py --target openvino --precision fp32,bf16
     PYTHONPATH=. python examples/accuracy_ocr.py --data build/pages # the pages as rows for `alula build --data`
 
-The pages are examples/pages/held, which training/keep.py drew. 2 % is asked of fp32, and it is said whether that is
-reached; the exit code is 3 where fp32 reads more than 4 % wrong, which is a margin above what the model is known to do.
+The pages are examples/pages/held, which training/keep.py drew. 2 % is asked of fp32; where it reads more wrong, the
+exit code is 3.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PRECISIONS = {
     "openvino": "fp32,bf16,int8-weights,int4-weights",
     "onnxruntime": "fp32,int8-weights,int4-weights",
 }
-ASKED, LIMIT = 0.02, 0.04
-"""The character error rate that is asked of fp32, and the one above which something is broken."""
+ASKED = 0.02
+"""The character error rate that fp32 may have."""
 GATE_FAILED = 3
 TASKS = ("all", "text", "spotting_text", "fields", "table", "document")
 
@@ -72,7 +72,7 @@ def main() -> int:
             f"\n{ASKED:.0%} is asked of fp32 and {'reached' if rate <= ASKED else 'not reached'}: {rate:.2%}"
         )
     print(f"\n{machine()}")
-    return GATE_FAILED if max(rates, default=0.0) > LIMIT else 0
+    return GATE_FAILED if max(rates, default=0.0) > ASKED else 0
 
 
 def as_data(folder: Path) -> Path:

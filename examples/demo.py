@@ -35,7 +35,7 @@ WRITTEN = {
 """What must come out of the sample pages, to the letter."""
 
 SMALL_FILES = (PAGES / "small-page.png", PAGES / "small-pages.pdf")
-SMALL_WRONG = 0.03
+SMALL_WRONG = 0.01
 """How much of them the small model may read wrong: they are in fonts that it never saw."""
 
 PARAPHRASES = (

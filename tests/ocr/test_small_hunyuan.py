@@ -26,13 +26,12 @@ from alula.verify.characters import edit_distance
 
 PAGE_S, CORES = 2.0, 2
 """What the sample page may take, and on how many cores: seconds of processors, which other programs hardly change."""
-WRONG, SHOWN_WRONG = 0.08, 0.01
-"""Of the characters of a few pages in fonts that it never saw (2 to 7 % by task, on 420), and of the sample page.
-2 % is asked and not reached: docs/ocr.md."""
-VALUES_RIGHT = 0.7
-"""Of the values of fields, to the letter: 0.81 on 63 pages."""
-OFF = 30
-"""By how many thousandths of the page the corners of boxes may be off, in the mean: 23 on 92 pages."""
+WRONG, SHOWN_WRONG = 0.02, 0.0
+"""Of the characters of a few pages in fonts that it never saw (0.2 to 0.8 % by task), and of the sample page."""
+VALUES_RIGHT = 0.9
+"""Of the values of fields, to the letter."""
+OFF = 8
+"""By how many thousandths of the page the corners of boxes may be off, in the mean: 3 on 92 pages."""
 
 
 def _built(to: Path, precision: str) -> Bundle:

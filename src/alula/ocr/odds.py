@@ -12,7 +12,7 @@ from typing import Any
 from alula.documents import Notice
 from alula.generate import Piece
 
-LEAST_MEAN = 0.6
+LEAST_MEAN = 0.7
 """Of a page's tokens, as their geometric mean."""
 
 LEAST_OF_FIELD = 0.5
