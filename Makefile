@@ -13,7 +13,7 @@ CLIENTS = tritonclient==2.73.0
 # Looks at the server from outside, with an environment of its own: it wants other packages than the tests pin.
 CONFORMANCE = schemathesis==4.32.5
 
-.PHONY: demo test conformance lint bench bench-gpu bench-serving soak accuracy golden dashboards clean
+.PHONY: demo test conformance lint bench bench-gpu bench-gpu-ocr bench-serving soak accuracy golden dashboards clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/demo.py
@@ -39,6 +39,9 @@ bench: .venv/ready
 # On a machine with a GPU; docs/gpu.md says what OPTIONS there are, and how both interpreters are named.
 bench-gpu: .venv/ready
 	PYTHONPATH=tests/models .venv/bin/python examples/bench_gpu.py all $(OPTIONS)
+
+bench-gpu-ocr: .venv/ready
+	PYTHONPATH=tests/models .venv/bin/python examples/bench_gpu_ocr.py all $(OPTIONS)
 
 # Needs wrk (apt-get install wrk) and a quiet machine.
 bench-serving: .venv/ready

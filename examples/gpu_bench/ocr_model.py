@@ -1,6 +1,8 @@
 """HunyuanOCR with random weights at its published sizes, or small enough for a CPU: checkpoint, pages and prompts.
 
 python -m gpu_bench.ocr_model FOLDER published|tiny     writes the checkpoint; torch and transformers are needed
+
+Numbers are drawn on a GPU where there is one, which takes seconds.
 """
 
 from __future__ import annotations
@@ -42,6 +44,10 @@ PROCESSOR: Mapping[str, Any] = {"min_pixels": 320 * 320, "max_pixels": 2048 * 20
 QUESTION = "Extract the text in the image."
 
 
+TINY: Mapping[str, Any] = {"num_hidden_layers": 3, "max_position_embeddings": 8192}
+"""What else the tests' model has here: it is cut into as many blocks as the published one, for as long prompts."""
+
+
 def write(to: Path, size: str, layers: tuple[int, int] | None = None) -> None:
     """A checkpoint in fp32, complete or not there; `layers` of decoder and vision part, where others are wanted.
 
@@ -54,32 +60,51 @@ def write(to: Path, size: str, layers: tuple[int, int] | None = None) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
-    if size == "tiny":
-        tiny_hunyuan.checkpoint(aside)
-    else:
-        text, vision = {**tiny_hunyuan.TEXT, **TEXT}, dict(VISION)
-        rope = {**text["rope_parameters"], "mrope_section": text.pop("mrope_section")}
-        if layers is not None:
-            text["num_hidden_layers"], vision["num_hidden_layers"] = layers
-        config = {**tiny_hunyuan.CONFIG, "text_config": {**text, "rope_parameters": rope}}
-        torch.manual_seed(0)
-        model = HunYuanVLForConditionalGeneration(HunYuanVLConfig(**{**config, "vision_config": vision}))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim == 1:
-                    parameter.normal_(0, 0.1).add_("norm" in name or "rms" in name)
-                else:
-                    parameter.normal_(0, parameter[0].numel() ** -0.5)
-        model.tie_weights()
-        model.save_pretrained(aside)
-        tiny_hunyuan.write_text_files(aside, **PROCESSOR)
+    config, processor = sizes(tiny_hunyuan, size, layers)
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = HunYuanVLForConditionalGeneration(HunYuanVLConfig(**config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(0, 0.1).add_("norm" in name or "rms" in name)
+            else:
+                parameter.normal_(0, parameter[0].numel() ** -0.5)
+    model.tie_weights()
+    model.cpu().save_pretrained(aside)
+    tiny_hunyuan.write_text_files(aside, **processor)
     aside.rename(to)
+
+
+def sizes(
+    tiny: Any, size: str, layers: tuple[int, int] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The configuration of a size, with what it does not say as the tests' model has it; the image processor's."""
+    if size == "tiny":
+        text, vision = {**tiny.TEXT, **TINY}, dict(tiny.VISION)
+    else:
+        text, vision = {**tiny.TEXT, **TEXT}, dict(VISION)
+        text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": text.pop("mrope_section")}
+    if layers is not None:
+        text["num_hidden_layers"], vision["num_hidden_layers"] = layers
+    config = {**tiny.CONFIG, "text_config": text, "vision_config": vision}
+    return config, {} if size == "tiny" else PROCESSOR
 
 
 def page(size: Sequence[int], seed: int) -> NDArray[np.uint8]:
     """Levels of a noisy page of this height and width, [height, width, 3]."""
     height, width = size
     return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def files(folder: Path, size: Sequence[int], count: int) -> list[str]:
+    """Pages as PNG files, barely compressed: noise has nothing to be pressed out of it."""
+    from PIL import Image  # noqa: PLC0415 - a checkpoint is written without it
+
+    names = [folder / f"{at}.png" for at in range(count)]
+    for seed, name in enumerate(names):
+        Image.fromarray(page(size, seed)).save(name, compress_level=1)
+    return [str(name) for name in names]
 
 
 def prompts_of(folder: Path) -> Any:

@@ -1,15 +1,17 @@
 """One part of HunyuanOCR compiled as `alula build` does it, in a process of its own, without torch.
 
-python -m gpu_bench.ocr_parts CHECKPOINT TO NAME '{"target": "tensorrt", "precision": "fp16", "limit_s": 590}'
+python -m gpu_bench.ocr_parts graph|engine CHECKPOINT TO NAME '{"target": "tensorrt", "opset": 17, "limit_s": 590}'
 
 NAME is of PLANS. Parts are compiled one by one so that a build is never longer than a command may take on a machine
 that is rented, and so that what is built already stays; a precision is judged by the benchmark's own errors, beside its
-speed. What is written lies in TO/NAME.
+speed. Graphs lie in TO/graphs, one for all parts that have the same, and may be written before the compiler is there;
+an engine lies in TO/NAME.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,12 +21,16 @@ from time import perf_counter
 
 from alula import families, graphs
 from alula.core.engine import Plan
+from alula.core.graph import Graph
 from alula.core.model import ModelSpec
 from alula.core.profile import GRID, Range
 from alula.core.words import WRITTEN_OPSET
 from alula.engines import GPU, backend, traits
+from alula.graphs.passes.attention import MOST_SCORES
 from alula.planning import Wanted, plan_of
 from gpu_bench import record
+from gpu_bench.ocr_blocks import cut
+from gpu_bench.ocr_cases import BLOCKS, blocks_of
 from gpu_bench.ocr_model import spec_of
 from gpu_bench.results import Built
 
@@ -33,10 +39,10 @@ Sizes = Mapping[str, Range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """How to compile; `opset` is for a look at an older dialect on a machine without its compiler."""
+    """How to compile; `opset` is what to write for a compiler that is not there, or an older dialect to look at."""
 
     target: str
-    precision: str
+    precision: str = ""
     limit_s: float | None = None
     level: int | None = None
     opset: int | None = None
@@ -44,35 +50,51 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parted:
-    """A part of the model, and what `alula build --profile` would say of it; one mapping for each profile."""
+    """A part of the model, its precision, and what `alula build --profile` would say of it, a mapping a profile.
+
+    `block` is which of how many blocks of layers it is; None for all of them.
+    """
 
     part: str
     profiles: tuple[Sizes, ...]
+    precision: str = "fp16"
+    block: tuple[int, int] | None = None
 
 
 def _square(opt: int, most: int) -> Sizes:
     return dict.fromkeys(GRID, Range(2, opt, most))
 
 
-# What pages of a batch come to: an image of 2048 x 2048 is 4,162 tokens, and 8,192 are its prompt and a long answer.
-_HELD = Range(1, 1024, 8192)
-_SHORT = Range(1, 512, 1024)
-STEP: Sizes = {"batch": Range(1, 1, 32), "length": Range(1, 1, 1), "total": _HELD}
-PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": _HELD}
+def _blocks(name: str, profiles: tuple[Sizes, ...], precision: str = "fp16") -> dict[str, Parted]:
+    return {
+        each: Parted(part="decoder", profiles=profiles, precision=precision, block=(at, BLOCKS))
+        for at, each in enumerate(blocks_of(name))
+    }
+
+
+# A page of 640 x 640 is 422 tokens; its prompt and 256 of an answer lie in a cache of 1,024 places.
+STEP: Sizes = {"batch": Range(1, 1, 32), "length": Range(1, 1, 1), "total": Range(1, 1024, 1024)}
+PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": Range(1, 512, 1024)}
+# An image of 2816 x 1472 is 4,096 tokens, one of 1280 x 1280 is 1,642.
+LONG: Sizes = {"batch": Range(1, 1, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
+EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 1), "total": Range(1, 512, 1024)}
 PLANS: Mapping[str, Parted] = {
-    "vision-pages": Parted(part="vision", profiles=(_square(40, 40), _square(80, 80))),
+    **_blocks("decoder", (STEP, PROMPT)),
+    "vision-page": Parted(part="vision", profiles=(_square(40, 40),)),
     "vision-vast": Parted(
         part="vision", profiles=({"down": Range(2, 128, 128), "across": Range(2, 128, 176)},)
     ),
+    "vision-large": Parted(part="vision", profiles=(_square(80, 80),)),
+    **_blocks("long", (LONG,)),
+    **_blocks("exact", (EXACT,), "fp32"),
+    "vision-exact": Parted(part="vision", profiles=(_square(40, 98),), precision="fp32"),
     "decoder": Parted(part="decoder", profiles=(STEP, PROMPT)),
-    "vision-parity": Parted(part="vision", profiles=(_square(40, 40),)),
-    "decoder-parity": Parted(part="decoder", profiles=({**STEP, "batch": Range(1, 1, 1), "total": _SHORT},)),
-    "decoder-steps": Parted(part="decoder", profiles=(STEP,)),
 }
-"""Up to 80 x 80 patches scores fit in one tensor of a GiB and a half; up to 128 x 176 they are taken in eight pieces.
+"""In the order in which they are worth building; the decoder in one engine is for whoever has the time.
 
-A profile reserves memory for its largest size once it is used: pages of 640 x 640 have one of their own, vast ones an
-engine. `decoder-steps` builds in half the time and reads prompts token by token.
+A profile reserves memory for its largest size, also while a smaller one runs, so that pages of 640 x 640 have an
+engine of their own. Up to 80 x 80 patches scores fit in one tensor of a GiB and a half; up to 128 x 176 they are taken
+in eight pieces.
 """
 
 
@@ -83,19 +105,47 @@ def plan(spec: ModelSpec, name: str, asked: Asked) -> Plan:
     return plan_of(spec, {}, wanted, engine=asked.target).of(spec.part(PLANS[name].part))
 
 
-def compiled(folder: Path, to: Path, name: str, asked: Asked) -> Built:
-    """Write the graph, compile it, and record it last: where there is no record, nothing was finished."""
-    checkpoint = families.open_checkpoint(str(folder))
-    spec, part = spec_of(checkpoint), PLANS[name].part
-    chosen = plan(spec, name, asked)
-    opset = asked.opset or traits(asked.target).opset
-    begun = perf_counter()
-    model = families.write(checkpoint, spec, part, max(opset or WRITTEN_OPSET, WRITTEN_OPSET))
+def graph_key(name: str, chosen: Plan, asked: Asked) -> str:
+    """What a part's graph is called: the same for all parts that have the same."""
+    of = PLANS[name]
     longest = chosen.profile.largest(GRID)
-    passes = graphs.passes_for(asked.target, asked.precision, opset, longest=longest)
-    shutil.rmtree(to / name, ignore_errors=True)
-    graph = graphs.save(graphs.rewrite(model, passes), to / name / "graph" / f"{name}.onnx", asked.precision)
+    words = [of.part, *(map(str, of.block or ())), asked.precision or of.precision]
+    # Scores of so many heads as the published model has, as `passes_for` cuts them.
+    return "-".join([*words, f"to-{longest}"] if 16 * longest**2 > MOST_SCORES else words)
+
+
+def graph_of(folder: Path, to: Path, name: str, asked: Asked) -> Graph:
+    """The graph of a part, written where it is not there: complete, or not at all."""
+    checkpoint = families.open_checkpoint(str(folder))
+    spec, part = spec_of(checkpoint), PLANS[name]
+    chosen, precision = plan(spec, name, asked), asked.precision or part.precision
+    there = to / "graphs" / graph_key(name, chosen, asked)
+    if (there / record.GRAPH).is_file():
+        return record.read_graph(there)
+    opset = asked.opset or traits(asked.target).opset
+    model = families.write(checkpoint, spec, part.part, max(opset or WRITTEN_OPSET, WRITTEN_OPSET))
+    longest = chosen.profile.largest(GRID)
+    model = graphs.rewrite(model, graphs.passes_for(asked.target, precision, opset, longest=longest))
+    if part.block is not None:
+        model = cut(model, *part.block)
+    aside = there.with_name(f".{there.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    record.write_graph(aside, graphs.save(model, aside / f"{part.part}.onnx", precision))
+    try:
+        aside.rename(there)
+    except OSError:
+        # Another part's process was first.
+        shutil.rmtree(aside)
+    return record.read_graph(there)
+
+
+def compiled(folder: Path, to: Path, name: str, asked: Asked) -> Built:
+    """Compile a part and record it last: where there is no record, nothing was finished."""
+    begun = perf_counter()
+    graph = graph_of(folder, to, name, asked)
     written = perf_counter()
+    chosen = plan(spec_of(families.open_checkpoint(str(folder))), name, asked)
+    shutil.rmtree(to / name, ignore_errors=True)
     engine = backend(asked.target).compile(graph, chosen, to / name / "engine", note=_said)
     files = sum(file.stat().st_size for file in engine.path.rglob("*"))
     seconds = {"graph": written - begun, "compile": perf_counter() - written}
@@ -109,9 +159,10 @@ def _said(note: str) -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Compile one part."""
-    folder, to, name = Path(args[0]), Path(args[1]), args[2]
-    print(compiled(folder, to, name, Asked(**json.loads(args[3]))), flush=True)
+    """Write one graph, or compile one part."""
+    what, folder, to, name = args[0], Path(args[1]), Path(args[2]), args[3]
+    make = {"graph": graph_of, "engine": compiled}[what]
+    print(make(folder, to, name, Asked(**json.loads(args[4]))), flush=True)
     return 0
 
 

@@ -3,7 +3,8 @@
 The parts of transformers' model are called one by one, as our own session calls its engines: `generate` would add its
 checks and waits to every token. Compiled, layers of the vision part are called with plain attention over the one image
 that there is, since transformers' own code splits by lengths that it reads back to the host, which no graph takes; the
-decoder has a static cache. Both make PyTorch faster than its usual use.
+decoder has a static cache and does not look on the host, at every token, whether its positions have outgrown their
+table. All of it makes PyTorch faster than its usual use.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -25,15 +27,19 @@ PLACES_KEPT = 1024
 """Tokens that a static cache has room for, or twice that and so on where a prompt and its answer are longer."""
 
 
+def free_bytes_of(device: str) -> Callable[[], int]:
+    """Tells the free bytes of a device, by its own count, on which this process has a context; 0 of a CPU."""
+    torch.zeros(1, device=device)
+    return lambda: int(torch.cuda.mem_get_info()[0]) if device == "cuda" else 0
+
+
 class Torch:
     """A checkpoint on a device; everything is done when a method returns."""
 
     def __init__(self, folder: Path, device: str, *, half: bool, compiled: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        torch.zeros(1, device=device)
         self._device, self._compiled = device, compiled
-        self._free = self._left()
         dtype = torch.bfloat16 if half else torch.float32
         loader = transformers.AutoModelForImageTextToText
         model: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device).eval()
@@ -45,6 +51,8 @@ class Torch:
         self._blocks: Callable[..., Any] = self._plain_blocks
         self._next: Callable[..., Any] = self._one
         if compiled:
+            rotary = self._text.rotary_emb
+            rotary.forward = MethodType(inspect.unwrap(type(rotary).forward), rotary)
             self._blocks = torch.compile(self._plain_blocks, mode="reduce-overhead", dynamic=False)
             self._next = torch.compile(self._one, mode="reduce-overhead", dynamic=False)
         self._cache: Any = None
@@ -135,10 +143,3 @@ class Torch:
     def end(self) -> None:
         """Forget everybody; a static cache stays where graphs have it."""
         self._cache = None
-
-    def taken(self) -> int:
-        """Bytes of the device above a bare context, by the device's own count."""
-        return self._free - self._left()
-
-    def _left(self) -> int:
-        return int(torch.cuda.mem_get_info()[0]) if self._device == "cuda" else 0

@@ -15,6 +15,7 @@ from alula.core.tensor import TensorSpec
 from gpu_bench.results import Built
 
 NAME = "record.json"
+GRAPH = "graph.json"
 
 
 def write(path: Path, engine: Engine, built: Built, asked: Mapping[str, Any]) -> None:
@@ -26,15 +27,7 @@ def write(path: Path, engine: Engine, built: Built, asked: Mapping[str, Any]) ->
         "backend": engine.backend,
         "target": engine.target,
         "path": str(engine.path),
-        "graph": {
-            "path": str(graph.path),
-            "digest": graph.digest,
-            "opset": graph.opset,
-            "nodes": graph.nodes,
-            "precision": graph.precision,
-            "inputs": [_tensor(spec) for spec in graph.inputs],
-            "outputs": [_tensor(spec) for spec in graph.outputs],
-        },
+        "graph": _facts(graph),
         "profile": _axes(plan.profile),
         "tuned": [_axes(profile) for profile in plan.tuned],
     }
@@ -46,22 +39,25 @@ def write(path: Path, engine: Engine, built: Built, asked: Mapping[str, Any]) ->
 def read(path: Path) -> Engine:
     """The engine, with what a session needs of its plan."""
     raw = json.loads(path.read_text("utf-8"))
-    graph = raw["graph"]
     return Engine(
         backend=raw["backend"],
         target=raw["target"],
         path=Path(raw["path"]),
-        graph=Graph(
-            path=Path(graph["path"]),
-            digest=graph["digest"],
-            opset=graph["opset"],
-            nodes=graph["nodes"],
-            precision=graph["precision"],
-            inputs=tuple(_spec(each) for each in graph["inputs"]),
-            outputs=tuple(_spec(each) for each in graph["outputs"]),
-        ),
+        graph=_graph(raw["graph"]),
         plan=Plan(profile=_profile(raw["profile"]), tuned=tuple(_profile(each) for each in raw["tuned"])),
     )
+
+
+def write_graph(folder: Path, graph: Graph) -> None:
+    """Keep a graph's facts beside it, written last; its folder may be renamed."""
+    facts = {**_facts(graph), "path": graph.path.name}
+    (folder / GRAPH).write_text(json.dumps(facts, indent=1), "utf-8")
+
+
+def read_graph(folder: Path) -> Graph:
+    """The graph in a folder."""
+    raw = json.loads((folder / GRAPH).read_text("utf-8"))
+    return _graph({**raw, "path": str(folder / raw["path"])})
 
 
 def built(path: Path) -> Built:
@@ -75,6 +71,30 @@ def made_as(path: Path, asked: Mapping[str, Any]) -> bool:
         return bool(json.loads(path.read_text("utf-8"))["asked"] == json.loads(json.dumps(dict(asked))))
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _facts(graph: Graph) -> dict[str, Any]:
+    return {
+        "path": str(graph.path),
+        "digest": graph.digest,
+        "opset": graph.opset,
+        "nodes": graph.nodes,
+        "precision": graph.precision,
+        "inputs": [_tensor(spec) for spec in graph.inputs],
+        "outputs": [_tensor(spec) for spec in graph.outputs],
+    }
+
+
+def _graph(raw: Mapping[str, Any]) -> Graph:
+    return Graph(
+        path=Path(raw["path"]),
+        digest=raw["digest"],
+        opset=raw["opset"],
+        nodes=raw["nodes"],
+        precision=raw["precision"],
+        inputs=tuple(_spec(each) for each in raw["inputs"]),
+        outputs=tuple(_spec(each) for each in raw["outputs"]),
+    )
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class Worker:
                 text=True,
             )
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked anything."""
+        return self._child.poll() is None
+
     def ask(self, limit_s: float, **message: Any) -> dict[str, Any]:
         """Ask and wait."""
         self.send(**message)

@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import bench_gpu_ocr as bench
 import numpy as np
+import onnx
 import pytest
-import tiny_hunyuan
-from gpu_bench import ocr_cases, ocr_model, ocr_parts, ocr_worker, record
-from gpu_bench.ocr_cases import EXACT, OURS, REFERENCE, VAST
+from gpu_bench import (
+    ocr_building,
+    ocr_cases,
+    ocr_measuring,
+    ocr_model,
+    ocr_parts,
+    ocr_report,
+    ocr_worker,
+    record,
+)
+from gpu_bench.ocr_blocks import bounds
+from gpu_bench.ocr_cases import COMPILED, EXACT, LARGE, OURS, REFERENCE, TOGETHER, VAST
+from gpu_bench.results import Built
 from gpu_bench.wire import WorkerError
+from oldest import refusals
 
+from alula import graphs
 from alula.core.profile import GRID
+from alula.engines import backend
 from alula.families import open_checkpoint
 from alula.graphs.passes.attention import MOST_SCORES
 
 CPU = ocr_parts.Asked(target="onnxruntime", precision="fp32")
+OLDEST = ocr_parts.Asked(target="tensorrt", opset=17)
+PAGE = ("vision-page", *ocr_cases.blocks_of("decoder"))
+ALONE = ("vision-exact", *ocr_cases.blocks_of("exact"))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint and the two parts of it that pages are read with."""
+    """A checkpoint, the parts of it that pages are read with, and those that are fp32."""
     work = tmp_path_factory.mktemp("ocr")
-    tiny_hunyuan.checkpoint(work / "checkpoint")
-    for name in ("vision-pages", "decoder"):
+    ocr_model.write(work / "checkpoint", "tiny")
+    for name in (*PAGE, *ALONE):
         ocr_parts.compiled(work / "checkpoint", work / "parts", name, CPU)
     return work
 
 
 class InPlace:
     """A worker without a process."""
+
+    alive = True
 
     def __init__(self, handlers: Any) -> None:
         self._handlers = handlers
@@ -48,7 +70,7 @@ class InPlace:
 
 @pytest.fixture(scope="module")
 def workers(made: Path) -> Any:
-    kinds = {REFERENCE: "torch-fp32", OURS: "vision-pages+decoder"}
+    kinds = {REFERENCE: "torch-fp32", OURS: "+".join(PAGE), EXACT: "+".join(ALONE)}
     return {
         who: InPlace(ocr_worker.handlers(kind, made / "checkpoint", made / "parts", "cpu"))
         for who, kind in kinds.items()
@@ -63,30 +85,69 @@ def case(name: str) -> ocr_cases.Case:
     return next(each for each in ocr_cases.cases(tiny=True, rounds=2) if each.name == name)
 
 
+def measured(name: str, workers: Any, made: Path) -> dict[str, Any]:
+    asked = replace(case(name), jobs=1, batches=2)
+    return ocr_measuring.case_of(
+        asked, {who: workers[who] for who in asked.who if who in workers}, options(made)
+    )
+
+
 def test_both_write_the_same_behind_one_page_and_errors_are_beside_it(made: Path, workers: Any) -> None:
-    found = bench.case_of(case("errors"), workers, options(made))
+    found = measured("errors", workers, made)
     error = found["errors"][OURS]
     assert found["failed"] == {}
     assert 0 < error["largest"] < 1e-4
     assert error["others"] == 0
-    assert len(found["answer"]) == case("errors").tokens
-    bad = np.load(made / f"{OURS}.logits.npy") + np.float32(1)
-    rows, logits = (np.load(made / f"{REFERENCE}.{what}.npy") for what in ("rows", "logits"))
-    assert bench.apart(rows, logits, rows, bad)["largest"] > 0.9
+    assert [len(each) for each in found["answers"]] == [case("errors").tokens]
+    bad = np.load(made / f"{OURS}.to.npy") + np.float32(1)
+    rows, logits = (np.load(made / f"{REFERENCE}.{what}.npy") for what in ("rows", "to"))
+    assert ocr_measuring.apart(rows, logits, rows, bad)["largest"] > 0.9
+
+
+def test_fp32_is_the_reference_on_every_grid_alone_and_side_by_side(made: Path, workers: Any) -> None:
+    found = measured("parity", workers, made)
+    assert found["failed"] == {}
+    assert list(found["errors"]) == [EXACT, TOGETHER]
+    for error in found["errors"].values():
+        assert len(error["of_each"]) == len(ocr_cases.GRIDS) == len(found["answers"])
+        assert 0 < max(error["of_each"]) == error["largest"] < 1e-4
+        assert error["others"] == 0
+    results = {"cases": {"parity": found}}
+    held = [each for each in ocr_report.verdicts(results) if "alula fp32" in each.name]
+    assert len(held) == 4
+    assert all(each.holds for each in held)
+    found["errors"][TOGETHER]["largest"] = 2e-4
+    assert sum(not each.holds for each in ocr_report.verdicts(results) if "alula fp32" in each.name) == 1
 
 
 @pytest.mark.parametrize("name", ["page 640", "decode 8", "vision 320"])
 def test_a_case_has_a_turn_for_everybody_in_every_round(made: Path, workers: Any, name: str) -> None:
-    found = bench.case_of(case(name), workers, options(made))
+    found = measured(name, workers, made)
     assert found["failed"] == {}
     assert {who: len(turns) for who, turns in found["turns"].items()} == dict.fromkeys(
-        workers, case(name).rounds
+        (REFERENCE, OURS), case(name).rounds
     )
     key = {"read": "page_s", "write": "steps_s", "vision": "seconds"}[found["kind"]]
-    ratio = ocr_cases.ratio(found, REFERENCE, OURS, key)
+    ratio = ocr_report.ratio(found, REFERENCE, OURS, key)
     assert ratio is not None
     assert ratio > 0
     assert json.loads(json.dumps(found)) is not None
+
+
+def test_pages_come_from_files_ahead_of_the_engine(made: Path, workers: Any) -> None:
+    found = measured("stream 640", workers, made)
+    assert found["failed"] == {}
+    for turn in found["turns"][OURS]:
+        assert turn["pages"] == 2 * case("stream 640").count
+        assert 0 <= turn["waited_s"] < turn["pool_s"]
+    assert "pages/s" in ocr_report.markdown({"cases": {"stream 640": found}})
+
+
+def test_what_a_process_takes_is_what_is_lost_while_it_answers(made: Path, monkeypatch: Any) -> None:
+    free = iter([100, 70, 60, 55, 40, 38])  # around loading, then around two answers: others took 10 and 15
+    monkeypatch.setattr(ocr_worker, "opener", lambda *given: (lambda: next(free), lambda: None))
+    answers = ocr_worker.handlers("torch-fp32", made / "checkpoint", made / "parts", "cpu")
+    assert [answers["loaded"]({})["taken"] for _ in range(2)] == [35, 37]
 
 
 def test_whoever_fails_is_named_and_the_others_go_on(made: Path, workers: Any) -> None:
@@ -94,23 +155,46 @@ def test_whoever_fails_is_named_and_the_others_go_on(made: Path, workers: Any) -
         def ask(self, limit_s: float, **message: Any) -> Any:
             raise WorkerError("out of memory")
 
-    both: Any = {**workers, OURS: Broken({})}
-    found = bench.case_of(case("vision 320"), both, options(made))
+    found = measured("vision 320", {**workers, OURS: Broken({})}, made)
     assert found["failed"] == {OURS: "out of memory"}
     assert list(found["turns"]) == [REFERENCE]
-    assert "failed: out of memory" in ocr_cases.markdown({"cases": {"vision 320": found}})
+    assert "failed: out of memory" in ocr_report.markdown({"cases": {"vision 320": found}})
+
+
+def test_a_contender_that_does_not_load_is_started_twice_at_most(made: Path) -> None:
+    asked = options(made, "--python-torch", f"{sys.executable} -c exit(3)")
+    with ExitStack() as opened:
+        field = ocr_measuring.Field(options=asked, opened=opened, told={})
+        assert [field.those([REFERENCE, COMPILED]) for _ in range(4)] == [{}] * 4
+        assert field.starts == {REFERENCE: ocr_measuring.STARTS}, "torch.compile was not asked for"
+        assert "exit code 3" in field.told[REFERENCE]["failed"]
 
 
 def test_what_is_there_is_neither_built_nor_measured_again(made: Path) -> None:
     chosen = options(made, "--cases", "errors,page 640")
-    assert bench.built("decoder", chosen) == "is there"
-    assert [each.name for each in bench.chosen(chosen, {"cases": {"errors": {}}})] == ["page 640"]
+    assert ocr_building.made("decoder-0", "engine", sys.executable, chosen) == "is there"
+    told: dict[str, Any] = {"cases": {"errors": {}}}
+    assert [each.name for each in ocr_measuring.chosen(chosen, told)] == ["page 640"]
     again = options(made, "--cases", "errors,page 640", "--again")
-    assert len(bench.chosen(again, {"cases": {"errors": {}}})) == 2
-    assert bench.kind_of(OURS, chosen) == "vision-pages+decoder"
-    assert bench.kind_of(EXACT, chosen) is None, "its parts are not built"
+    assert len(ocr_measuring.chosen(again, told)) == 2
+    assert ocr_measuring.kind_of(OURS, chosen) == "+".join(PAGE)
+    assert ocr_measuring.kind_of(VAST, chosen) is None, "its parts are not built"
     with pytest.raises(SystemExit, match="no case"):
-        bench.chosen(options(made, "--cases", "page 641"), {"cases": {}})
+        ocr_measuring.chosen(options(made, "--cases", "page 641"), {"cases": {}})
+
+
+def test_a_part_that_takes_too_long_or_fails_is_told_and_left(made: Path) -> None:
+    asked = options(made, "--part-limit", "-59.9")
+    said = ocr_building.made("vision-vast", "engine", f"{sys.executable} -X importtime", asked)
+    assert said.startswith("failed after")
+    assert "timed out" in ocr_building.builds(made)["vision-vast"]["failed"]
+    (made / "vision-vast.failed").unlink()
+
+
+def test_levels_are_for_all_or_for_one() -> None:
+    asked = options(Path(), "--level", "2,vision-page=1")
+    assert [ocr_building.asked_of(name, asked)["level"] for name in ("vision-page", "long-0")] == [1, 2]
+    assert ocr_building.asked_of("long-0", options(Path()))["level"] is None
 
 
 def test_limits_hold_or_do_not_and_what_was_not_measured_does_not() -> None:
@@ -119,30 +203,114 @@ def test_limits_hold_or_do_not_and_what_was_not_measured_does_not() -> None:
 
     page = {"kind": "read", "turns": {REFERENCE: [turn(8.1, 4e9)], OURS: [turn(1.0, 2.1e9)]}}
     found = {
-        each.name.split(",")[0]: each.holds for each in ocr_cases.verdicts({"cases": {"page 640": page}})
+        each.name.split(",")[0]: each.holds for each in ocr_report.verdicts({"cases": {"page 640": page}})
     }
     assert found["one page"], "8.1 times"
     assert found["first token"]
     assert not found["device memory"], "0.525"
     assert not found["a 4K page read"], "not measured"
-    assert not any(each.holds for each in ocr_cases.verdicts({}))
+    assert not any(each.holds for each in ocr_report.verdicts({}))
 
 
 def test_profiles_take_the_pages_that_are_measured(made: Path) -> None:
     """Those of TensorRT, which is not asked for anything here; sides are of the published checkpoint."""
     spec = ocr_model.spec_of(open_checkpoint(str(made / "checkpoint")))
-    wanted = ocr_parts.Asked(target="tensorrt", precision="fp16")
-    pages, vast = (ocr_parts.plan(spec, name, wanted).profile for name in ("vision-pages", "vision-vast"))
-    assert all(pages.takes({"down": side // 16, "across": side // 16}) for side in (320, 640, 960, 1280))
+
+    def profile(name: str) -> Any:
+        return ocr_parts.plan(spec, name, OLDEST).profile
+
+    assert all(
+        profile("vision-page").takes({"down": side // 16, "across": side // 16}) for side in (320, 640)
+    )
+    assert all(
+        profile("vision-large").takes({"down": side // 16, "across": side // 16}) for side in (960, 1280)
+    )
+    vast = profile("vision-vast")
     assert vast.takes({"down": 128, "across": 128})
     assert vast.takes({"down": 92, "across": 176}), "4096 x 2160 at 4 million pixels"
     heads = 16
-    assert heads * pages.largest(GRID) ** 2 <= MOST_SCORES
+    assert heads * profile("vision-large").largest(GRID) ** 2 <= MOST_SCORES
     assert heads * vast.largest(GRID) ** 2 // 8 < 2**31 - 1
-    assert {who for case in ocr_cases.cases(tiny=False, rounds=1) for who in case.who} >= {OURS, VAST, EXACT}
+    exact = profile("vision-exact")
+    grids = [page for pages in ocr_cases.GRIDS.values() for page in pages]
+    assert all(exact.takes({"down": down, "across": across}) for down, across in grids)
+    assert {who for each in ocr_cases.cases(tiny=False, rounds=1) for who in each.who} >= {*ocr_cases.PARTS}
+    text = {"answers": 1, "image_tokens": 1}
+    for name, rows, new, width in (
+        ("decoder-0", 32, 1, 512),
+        ("decoder-0", 8, 1, 1024),
+        ("decoder-0", 1, 512, 512),
+        ("long-0", 4, 512, 2048),
+        ("long-0", 1, 1, 4608),
+        ("exact-0", len(ocr_cases.GRIDS), 1, 1024),
+    ):
+        sizes = {"batch": rows, "length": new, "past": width, "total": width + new, **text}
+        assert profile(name).takes(sizes), (name, sizes)
 
 
-def test_a_record_is_written_last_and_opens(made: Path) -> None:
-    engine = record.read(made / "parts" / "decoder" / record.NAME)
-    assert engine.plan.profile.axes["past"].min == 0
-    assert record.built(made / "parts" / "decoder" / record.NAME).engine_bytes > 0
+@pytest.fixture(scope="module")
+def oldest(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every part's graph as TensorRT 8.6 gets it, which is not there."""
+    to = tmp_path_factory.mktemp("oldest")
+    return {name: ocr_parts.graph_of(made / "checkpoint", to, name, OLDEST) for name in ocr_parts.PLANS}
+
+
+def test_every_part_is_in_the_words_of_8_6_and_graphs_are_shared(oldest: dict[str, Any]) -> None:
+    for name, graph in oldest.items():
+        assert graph.opset == 17
+        assert refusals(graphs.load(graph.path)) == [], name
+        onnx.checker.check_model(str(graph.path), full_check=True)
+        assert graph.precision == ("fp32" if "exact" in name else "fp16")
+    assert oldest["decoder-1"] == oldest["long-1"] != oldest["exact-1"]
+    assert oldest["vision-page"] == oldest["vision-large"] != oldest["vision-vast"]
+    blocks = [oldest[name] for name in ocr_cases.blocks_of("decoder")]
+    assert [spec.name for spec in blocks[1].inputs if "past" not in spec.name][-1] == "states"
+    kept = [spec.name for block in blocks for spec in block.inputs if spec.name.startswith("past.")]
+    assert kept == [spec.name for spec in oldest["decoder"].inputs if spec.name.startswith("past.")]
+
+
+def test_what_8_6_gets_reads_pages_as_the_reference_does(
+    made: Path, workers: Any, oldest: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its caches are as wide behind a step as before, and blocks give states to each other in half precision."""
+    spec = ocr_model.spec_of(open_checkpoint(str(made / "checkpoint")))
+    for name in PAGE:
+        chosen = replace(ocr_parts.plan(spec, name, OLDEST), level=None)
+        engine = backend("onnxruntime").compile(oldest[name], chosen, tmp_path / name / "engine")
+        built = Built(seconds={}, engine_bytes=0, nodes=0, kept=0, calibrated_on="")
+        record.write(tmp_path / name / record.NAME, engine, built, {})
+    halved = InPlace(ocr_worker.handlers("+".join(PAGE), made / "checkpoint", tmp_path, "cpu"))
+    found = measured("errors", {**workers, OURS: halved}, made)
+    assert found["failed"] == {}
+    assert 1e-5 < found["errors"][OURS]["relative"] < 2e-2
+    eight = measured("decode 8", {OURS: halved}, made)
+    assert eight["failed"] == {}
+    assert len(eight["turns"][OURS]) == 2
+
+
+def test_a_block_is_compiled_by_tensorrt_rtx(made: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_bindings")
+    rtx = replace(OLDEST, target="tensorrt-rtx")
+    built = ocr_parts.compiled(made / "checkpoint", tmp_path, "decoder-1", rtx)
+    assert built.engine_bytes > 0
+    assert (tmp_path / "decoder-1" / "record.json").is_file()
+
+
+def test_blocks_are_all_layers_and_none_twice() -> None:
+    for layers in (3, 24, 25):
+        found = [range(*bounds(index, 3, layers)) for index in range(3)]
+        assert [layer for block in found for layer in block] == list(range(layers))
+    with pytest.raises(ValueError, match="block 2 of 3 in 2 layers"):
+        bounds(2, 3, 2)
+
+
+def test_all_of_it_runs_on_a_cpu_with_a_small_model(made: Path, capsys: Any) -> None:
+    """In processes of their own: what is there of the parts is used, one more is built, and one case measured."""
+    words = ["--dry-run", "--work", str(made), "--rounds", "1"]
+    assert bench.main(["build", *words, "--parts", "vision-large"]) == 0
+    assert "vision-large: engine: " in capsys.readouterr().out
+    assert bench.main(["measure", *words, "--cases", "vision 640", "--contenders", f"{OURS},{LARGE}"]) == 1
+    results = json.loads((made / "results.json").read_text("utf-8"))
+    assert list(results["cases"]["vision 640"]["turns"]) == [REFERENCE, OURS]
+    assert results["cases"]["vision 640"]["failed"] == {}
+    assert "**vision 640**" in (made / "results.md").read_text("utf-8")

@@ -77,7 +77,7 @@ class Arrays:
         """Everything goes in and comes out."""
         taken = {**feeds, **past, **cross}
         given = self._session.run({name: taken[name] for name in self._names})
-        return given["logits"], {spec.name: given[present(spec.name)] for spec in self._past}
+        return given[said(self._session.outputs)], {spec.name: given[present(spec.name)] for spec in self._past}
 
 
 def caches_of(session: Session) -> Caches:
@@ -89,6 +89,11 @@ def caches_of(session: Session) -> Caches:
 def pasts(inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """The inputs that are keys and values of tokens before."""
     return tuple(spec for spec in inputs if spec.name.startswith("past."))
+
+
+def said(outputs: Iterable[TensorSpec]) -> str:
+    """The output that is no cache: logits, or of some layers alone the states behind them."""
+    return next(spec.name for spec in outputs if not spec.name.startswith("present."))
 
 
 def present(name: str) -> str:

@@ -14,7 +14,7 @@ from alula.core.engine import Plan
 from alula.core.errors import RunError
 from alula.core.profile import pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
-from alula.engines.caches import Held, grows, pasts, present
+from alula.engines.caches import Held, grows, pasts, present, said
 from alula.engines.cuda import Buffer, Cuda, Rows
 from alula.engines.tensorrt.lane import Ends, Lane, Loaded
 from alula.engines.tensorrt.shapes import Key
@@ -81,6 +81,7 @@ class Beds:
         ends: Ends,
     ) -> None:
         inputs = ends[0]
+        self._said = said(ends[1])
         self._cuda, self._plan = cuda, plan
         self._inputs, self._past = tuple(inputs), pasts(inputs)
         self._others = tuple(spec for spec in inputs if spec not in self._past)
@@ -146,7 +147,7 @@ class Beds:
                 lane.fill(spec.name, feeds[spec.name], at)
         replayed = lane.start(at)
         lane.wait()
-        logits = lane.output("logits", at).astype(np.float32)
+        logits = lane.output(self._said, at).astype(np.float32)
         if not replayed and lane.comes_again(at):
             lane.capture(at)
         return logits, Bed(memory=past.memory, half=1 - past.half, count=past.count, width=past.width)

@@ -1,0 +1,133 @@
+"""A decoder in blocks of layers, each an engine: they are built beside each other in a part of the time.
+
+A block takes the states that the one before it gives, and keeps the caches of its own layers. Blocks are cut from a
+graph that was rewritten whole, since what a pass may do depends on what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from alula.core.decoding import IMAGE
+from alula.core.engine import Session
+from alula.core.tensor import Array, Feeds, TensorSpec
+from alula.engines.caches import Caches, Held, Past, caches_of
+
+STATES, GIVEN = "states", "states_after"
+"""What a block takes of the one before, and what it gives to the next."""
+
+
+def bounds(index: int, count: int, layers: int) -> tuple[int, int]:
+    """The first layer of a block, and the one behind its last."""
+    if not 0 <= index < count <= layers:
+        raise ValueError(f"block {index} of {count} in {layers} layers")
+    return layers * index // count, layers * (index + 1) // count
+
+
+def cut(model: Any, index: int, count: int) -> Any:
+    """One block of a decoder's graph, which is changed: what other blocks do is gone from it, their weights too."""
+    import onnx_ir as ir  # noqa: PLC0415 - engines run without it
+    from onnx_ir.passes.common import RemoveUnusedNodesPass  # noqa: PLC0415 - likewise
+
+    graph = model.graph
+    layers = sum(1 for value in graph.inputs if value.name.endswith(".key"))
+    first, end = bounds(index, count, layers)
+    states = {value.name: value for node in graph for value in node.outputs}
+    caches = {f"{layer}.{kind}" for layer in range(first, end) for kind in ("key", "value")}
+    outputs = [value for value in graph.outputs if value.name.partition(".")[2] in caches]
+    if end == layers:
+        outputs.insert(0, next(value for value in graph.outputs if value.name == "logits"))
+    else:
+        outputs.insert(0, _states(states[_after(end - 1)], graph))
+    if first:
+        before = states[_after(first - 1)]
+        taken = _states(ir.Value(name=STATES, type=before.type), graph)
+        ir.convenience.replace_all_uses_with(before, taken)
+        graph.inputs.append(taken)
+    graph.outputs[:] = outputs
+    RemoveUnusedNodesPass()(model)
+    graph.inputs[:] = [value for value in graph.inputs if value.uses()]
+    if end < layers:
+        outputs[0].name = GIVEN
+    return model
+
+
+def _after(layer: int) -> str:
+    """What leaves a layer, by the name of its last sum."""
+    return f"layers.{layer}/Add.1"
+
+
+def _states(value: Any, graph: Any) -> Any:
+    """A tensor between blocks, with what it is known to be: as wide as the rows of images are."""
+    import onnx_ir as ir  # noqa: PLC0415 - likewise
+
+    wide = next(each.shape[1] for each in graph.inputs if each.name == IMAGE)
+    value.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
+    value.shape = ir.Shape(("batch", "length", wide))
+    return value
+
+
+class Chain:
+    """Blocks as one session, the first block first. Owns them."""
+
+    def __init__(self, blocks: Sequence[Session]) -> None:
+        self.blocks = tuple(blocks)
+        named = {spec.name: spec for block in blocks for spec in block.inputs if spec.name != STATES}
+        self.inputs = tuple(named.values())
+        given = [spec for block in reversed(blocks) for spec in block.outputs if spec.name != GIVEN]
+        self.outputs: tuple[TensorSpec, ...] = tuple(given)
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """One block after another."""
+        found: dict[str, Array] = {}
+        for block in self.blocks:
+            found.update(block.run(_fed(block, {**feeds, STATES: found.pop(GIVEN, _NOTHING)})))
+        return found
+
+    def caches(self) -> Caches:
+        """Each block's own, wherever it keeps them."""
+        return ChainCaches(self.blocks)
+
+    def close(self) -> None:
+        """Close the blocks."""
+        for block in self.blocks:
+            block.close()
+
+
+class ChainCaches:
+    """What a chain keeps of its past: what each block keeps, in a row."""
+
+    def __init__(self, blocks: Sequence[Session]) -> None:
+        self._blocks = tuple(blocks)
+        self._each = tuple(caches_of(block) for block in blocks)
+
+    def empty(self) -> Past:
+        """One row without places."""
+        return tuple(each.empty() for each in self._each)
+
+    def stacked(self, held: Sequence[Held], *, width: int, count: int) -> Past:
+        """As each block does it."""
+        return tuple(
+            each.stacked([replace(one, past=one.past[at]) for one in held], width=width, count=count)
+            for at, each in enumerate(self._each)
+        )
+
+    def run(self, feeds: Feeds, past: Past, cross: Feeds) -> tuple[Array, Past]:
+        """The logits that the last block gives; the others give states."""
+        given, kept = _NOTHING, []
+        for block, each, own in zip(self._blocks, self._each, past, strict=True):
+            given, after = each.run(_fed(block, {**feeds, STATES: given}), own, cross)
+            kept.append(after)
+        return given, tuple(kept)
+
+
+def _fed(block: Session, feeds: Feeds) -> Feeds:
+    """What a block takes of all that there is, its caches excepted where they are not among it."""
+    return {spec.name: feeds[spec.name] for spec in block.inputs if spec.name in feeds}
+
+
+_NOTHING: Array = np.empty(0, np.float32)
