@@ -128,6 +128,18 @@ def test_a_video_that_breaks_off_keeps_what_can_be_seen(tmp_path: Path) -> None:
     source = Path(clip(tmp_path / "a.mkv", CUES, seconds=8))
     source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
     found = list(taken([str(source)], Selection(), Taking(every_s=0.25)))
-    assert any(isinstance(one, Scan) for one in found)
-    pages = (one.page for one in read_pages(still(found), BarReader(), SUBTITLE) if isinstance(one, Done))
+    assert all(isinstance(one, Scan) for one in found)
+    read = read_pages(still(found), BarReader(), SUBTITLE)
+    pages = [one.page for one in read if isinstance(one, Done)]
     assert shown(list(joined(pages, gap_s=0.25)))[0] == ("AC", 0.5, 1.5)
+    [ends] = [notice for page in pages for notice in page.notices]
+    assert (ends.code, ends.message.startswith("the pictures end at ")) == ("repaired", True)
+    assert "though the file states 8.00 s" in ends.message
+    assert pages[-1].span is not None
+    assert pages[-1].span[1] < 6, "what it shows last is not shown for ever"
+
+
+def test_a_video_that_is_whole_has_no_notice(tmp_path: Path) -> None:
+    for name, every_s in (("a.mkv", 0.25), ("a.mp4", 2.0)):
+        source = clip(tmp_path / name, CUES, seconds=4)
+        assert not [one for one in taken([source], Selection(), Taking(every_s=every_s)) if one.notices]  # type: ignore[union-attr]

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 
 from alula.core.errors import InputError, MissingExtraError
-from alula.documents.values import Pixels
+from alula.documents.values import Notice, Pixels
 
 EVERY_S = 0.5
 """Seconds between two pictures: subtitles are shown for one at least."""
 
 _AHEAD_S = 10.0
 """What is further ahead is sought, and what is nearer decoded up to."""
+
+_LATE_S = 1.0
+"""By how much the length that is stated may be more than what is shown: sound often ends after the pictures."""
 
 _STILLS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis")
 _HEADS = (b"\x1a\x45\xdf\xa3", b"FLV\x01", b"\x00\x00\x01\xba", b"\x30\x26\xb2\x75")
@@ -57,6 +60,7 @@ class Video:
         self._frames: Iterator[Any] | None = None
         self._now: tuple[float, Any] | None = None
         self._next: tuple[float, Any] | None = None
+        self._ends: float | None = None
 
     @property
     def pictures(self) -> int:
@@ -66,6 +70,13 @@ class Video:
     def span(self, index: int) -> tuple[float, float]:
         """The seconds that picture `index` stands for."""
         return index * self.every_s, max(index * self.every_s, min((index + 1) * self.every_s, self.seconds))
+
+    def oddities(self, index: int) -> tuple[Notice, ...]:
+        """That picture `index`, which was taken, is the last one again since nothing is behind that."""
+        if self._ends is None or index * self.every_s <= self._ends + _LATE_S:
+            return ()
+        said = f"the pictures end at {self._ends:.2f} s, though the file states {self.seconds:.2f} s: it may be cut off"
+        return (Notice(code="repaired", message=said),)
 
     def picture(self, index: int) -> Pixels:
         """What is shown at that time, upright, made smaller where it has too many pixels."""
@@ -112,6 +123,9 @@ class Video:
         assert self._frames is not None
         frame = next(self._frames, None)
         if frame is None:
+            if self._next is not None:
+                begun, last = self._next
+                self._ends = begun + float((last.duration or 0) * self._stream.time_base)
             return None
         begun = (self._stream.start_time or 0) * self._stream.time_base
         return float((frame.time or 0.0) - begun), frame

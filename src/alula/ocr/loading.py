@@ -140,7 +140,8 @@ class Files:
         opened = self._opened(source)
         if isinstance(opened, Video):
             scan = Scan(source=source, index=index, pixels=opened.picture(index), span=opened.span(index))
-            return replace(scan, timings={"load_ms": (time.perf_counter() - begun) * 1e3})
+            timings = {"load_ms": (time.perf_counter() - begun) * 1e3}
+            return replace(scan, notices=opened.oddities(index), timings=timings)
         scan = (
             self._rendered(opened, source, index)
             if opened

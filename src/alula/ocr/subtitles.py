@@ -36,7 +36,9 @@ def still(found: Iterable[Taken]) -> Iterator[Taken]:
         if held is not None and isinstance(one, Scan) and _look_alike(held, one):
             assert held.span is not None
             assert one.span is not None
-            held = replace(held, span=(held.span[0], one.span[1]))
+            # What is shown again because the video has ended is not seen any longer, and says so once.
+            until = held.span[1] if one.notices else one.span[1]
+            held = replace(held, span=(held.span[0], until), notices=one.notices or held.notices)
             continue
         if held is not None:
             yield held
