@@ -77,7 +77,8 @@ class Arrays:
         """Everything goes in and comes out."""
         taken = {**feeds, **past, **cross}
         given = self._session.run({name: taken[name] for name in self._names})
-        return given[said(self._session.outputs)], {spec.name: given[present(spec.name)] for spec in self._past}
+        kept = {spec.name: given[present(spec.name)] for spec in self._past}
+        return given[said(self._session.outputs)], kept
 
 
 def caches_of(session: Session) -> Caches:
