@@ -29,7 +29,7 @@ from typing import Any
 from gpu_bench import limits, record, report
 from gpu_bench.cases import CONTENDERS, Case
 from gpu_bench.job import Job
-from gpu_bench.measuring import blank, ends_of, inputs_of, measure
+from gpu_bench.measuring import Keep, blank, ends_of, inputs_of, measure
 from gpu_bench.options import MADE, Bench, parsed
 from gpu_bench.results import Result
 from gpu_bench.wire import Worker, last_lines
@@ -168,17 +168,22 @@ def ran(command: Sequence[str], bench: Bench, log: Path, limit_s: float) -> str:
 
 
 def measured(bench: Bench, command: list[str]) -> int:
-    """Measure case by case; files are written after each, so that what is done stays."""
+    """Measure case by case; files are written after each shape, so that what is done stays."""
     for line in limits.printed():
         print(f"limit  {line}")
     header = facts(bench, command)
     bench.out.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
+
+    def keep(result: Result) -> None:
+        written(bench.out / "results.json", report.document(header, [*results, result]))
+        written(bench.out / "results.md", report.page(header, [*results, result]))
+
     for case in bench.cases:
         begun = time.perf_counter()
-        results.append(one(bench, case))
-        written(bench.out / "results.json", report.document(header, results))
-        written(bench.out / "results.md", report.page(header, results))
+        result = one(bench, case, keep)
+        keep(result)
+        results.append(result)
         print(f"\n{case.name}: {case.what} ({time.perf_counter() - begun:.0f} s)\n")
         print("\n".join(report.section(results[-1])), flush=True)
     failed = [verdict for result in results for verdict in limits.verdicts(result) if not verdict.passed]
@@ -187,14 +192,14 @@ def measured(bench: Bench, command: list[str]) -> int:
     return 1 if failed else 0
 
 
-def one(bench: Bench, case: Case) -> Result:
+def one(bench: Bench, case: Case, keep: Keep) -> Result:
     """Measure one case; one that cannot be is told, and the others go on."""
     folder = bench.folder(case)
     if folder is None or not folder.is_dir():
         where = f"--{case.folder.replace('_', '-')} FOLDER" if folder is None else str(folder)
         return absent(case, f"no checkpoint: {where}")
     try:
-        return taken(bench, case, folder)
+        return taken(bench, case, folder, keep)
     except AlulaError as error:
         return absent(case, str(error))
 
@@ -206,7 +211,7 @@ def absent(case: Case, reason: str) -> Result:
     return result
 
 
-def taken(bench: Bench, case: Case, folder: Path) -> Result:
+def taken(bench: Bench, case: Case, folder: Path, keep: Keep) -> Result:
     """Measure everybody whose engine is there."""
     scratch = bench.work / "inputs" / case.name
     shutil.rmtree(scratch, ignore_errors=True)
@@ -231,6 +236,7 @@ def taken(bench: Bench, case: Case, folder: Path) -> Result:
         folder=scratch,
         settings=bench.settings,
         note=note,
+        keep=keep,
     )
     result.failed.update(missing)
     made = case.folder in MADE and case.folder not in bench.given

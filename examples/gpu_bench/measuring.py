@@ -18,6 +18,8 @@ from gpu_bench.results import Opened, Result, Turns, Way
 from gpu_bench.wire import WorkerError
 
 Note = Callable[[str], None]
+Keep = Callable[[Result], None]
+"""What becomes of a result after each shape, not being whole yet."""
 
 SEED = 10
 
@@ -132,6 +134,7 @@ def measure(  # noqa: PLR0913 - what one case needs, by name
     folder: Path,
     settings: Settings,
     note: Note,
+    keep: Keep,
 ) -> Result:
     """Open, compare and time everybody of a case."""
     result, begun = blank(case), perf_counter()
@@ -152,6 +155,7 @@ def measure(  # noqa: PLR0913 - what one case needs, by name
             _warm(crew, case, shape, inputs)
             _compare(crew, shape_name(shape), inputs, folder)
             _time(crew, case, shape_name(shape), inputs, settings)
+            keep(result)
         for name in [*crew.workers]:
             result.facts[f"{name} calls"] = crew.ask(name, do="stats")
     finally:

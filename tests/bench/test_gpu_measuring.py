@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gpu_bench import drawn, limits, report
 from gpu_bench.cases import Case
-from gpu_bench.measuring import Inputs, Settings, measure
+from gpu_bench.measuring import Inputs, Keep, Settings, measure
 from gpu_bench.results import Accuracy, Built, Opened, Result, Row, Turns, Way
 from gpu_bench.wire import WorkerError
 
@@ -81,6 +81,7 @@ def run_scripted(
     folder: Path,
     fails: Callable[[str, dict[str, Any]], str] = lambda name, m: "",
     case_s: float = 900.0,
+    keep: Keep = lambda result: None,
 ) -> tuple[Result, list[Scripted]]:
     started: list[Scripted] = []
     speeds = {"torch-fp32": 8.0, "torch-fp16": 4.0, "tensorrt-fp16": 1.0}
@@ -91,7 +92,14 @@ def run_scripted(
 
     settings = Settings(rounds=6, case_s=case_s)
     result = measure(
-        SMALL, NAMES, inputs, start=start, folder=folder, settings=settings, note=lambda text: None
+        SMALL,
+        NAMES,
+        inputs,
+        start=start,
+        folder=folder,
+        settings=settings,
+        note=lambda text: None,
+        keep=keep,
     )
     return result, started
 
@@ -122,6 +130,12 @@ def test_everybody_is_compared_and_timed_and_engines_are_opened_several_times(
     assert accuracy == Accuracy(relative=0.5, largest=4.0)
     assert result.operations == {"1x4": 1000, "2x8": 1000}
     assert result.items_per_s("2x8", "tensorrt-fp16", "host") == 2000
+
+
+def test_what_is_measured_is_kept_shape_by_shape(inputs: Inputs, tmp_path: Path) -> None:
+    kept: list[list[str]] = []
+    run_scripted(inputs, tmp_path, keep=lambda result: kept.append([*result.rows]))
+    assert kept == [["1x4"], ["1x4", "2x8"]]
 
 
 def test_shapes_left_out_when_the_time_is_over_are_told(inputs: Inputs, tmp_path: Path) -> None:
