@@ -37,6 +37,14 @@ def sheet(seed: int = 0, letters: int = 20, size: tuple[int, int] = (700, 900)) 
     return np.repeat(np.asarray(picture)[..., None], 3, axis=2)
 
 
+def ruled(pixels: Pixels, thick: int = 4, every: int = 60) -> Pixels:
+    """With black rules from side to side, so many pixels thick, as forms and tables have them."""
+    found = pixels.copy()
+    for top in range(10, len(found) - thick, every):
+        found[top : top + thick, 20:-20] = 0
+    return found
+
+
 def blurred(pixels: Pixels, deviation: float) -> Pixels:
     """With a Gaussian of so many pixels."""
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(deviation)))

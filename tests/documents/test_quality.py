@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sheets import blurred, darker, noisy, sheet, skewed, specked
+from sheets import blurred, darker, noisy, ruled, sheet, skewed, specked
 
 from alula.codecs import straightened
 from alula.documents import Pixels, measured, notices_of, without_specks
@@ -33,6 +33,16 @@ def test_blur_is_told_by_what_it_is_to_the_letters(letters: int) -> None:
     for lost in (blurred(page, 0.3 * letters), noisy(blurred(page, 0.3 * letters), 3)):
         assert measured(lost).unreadable
         assert "blurred" in codes(lost)
+
+
+@pytest.mark.parametrize("thick", [2, 4, 8])
+def test_rules_are_no_letters(thick: int) -> None:
+    """Forms were taken for blurred and not read: in every strip of a page its rules stood for the height of letters."""
+    page = sheet(3, 28)
+    form, height = ruled(page, thick), measured(page).height
+    assert measured(form).height == pytest.approx(height, rel=0.2)
+    assert codes(blurred(form, 0.8)) == []
+    assert measured(blurred(form, 8)).unreadable
 
 
 @pytest.mark.parametrize("deviation", [0.8, 1.2, 2.0, 3.0])

@@ -28,6 +28,7 @@ _QUARTILE = 0.3186
 
 _SPECK = 60
 _STRIP, _STRIPS = 24, 64
+_RULE_STRIPS = 2
 _LEAST_HEIGHT, _LEAST_HEIGHTS = 4, 8
 _SKEW_SIDE = 1000
 _MOST_INK = 40_000
@@ -271,14 +272,27 @@ def _means(grey: Grey, width: int) -> NDArray[np.float32]:
 def height_of(ink: NDArray[np.bool_]) -> float | None:
     """The median height of what stands in a strip of the page: of a letter or two, in pixels.
 
-    In narrow strips lines stay apart however the page is turned.
+    In narrow strips lines stay apart however the page is turned. Rules of forms and tables are left out, of which
+    every strip would have as many as the page.
     """
     width = max(_STRIP, ink.shape[1] // _STRIPS)
+    ink = _without_rules(ink, _RULE_STRIPS * width)
     strips = [ink[:, at : at + width].any(axis=1) for at in range(0, ink.shape[1], width)]
     edges = np.diff(np.pad(np.stack(strips), ((0, 0), (1, 1))).astype(np.int8), axis=1)
     heights = (edges == -1).nonzero()[1] - (edges == 1).nonzero()[1]
     heights = heights[heights >= _LEAST_HEIGHT]
     return float(np.median(heights)) if len(heights) >= _LEAST_HEIGHTS else None
+
+
+def _without_rules(ink: NDArray[np.bool_], least: int) -> NDArray[np.bool_]:
+    """Without what runs level for so many pixels, as no stroke of a letter does."""
+    changes = np.diff(np.pad(ink, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    (rows, begins), (_, ends) = (changes == 1).nonzero(), (changes == -1).nonzero()
+    long = ends - begins >= least
+    letters = ink.copy()
+    for row, begin, end in zip(rows[long], begins[long], ends[long], strict=True):
+        letters[row, begin:end] = False
+    return letters
 
 
 def skew_of(ink: NDArray[np.bool_]) -> float | None:
