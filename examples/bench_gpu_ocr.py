@@ -9,7 +9,8 @@ r"""HunyuanOCR at its published sizes on a GPU, PyTorch and TensorRT in turns in
     $B build --opset 17 --python-tensorrt "$T"  # its parts, each a process with a limit; what is built stays
     $B measure --python-tensorrt "$T"       # W/results.json and W/results.md, written after every case
     $B all --dry-run                        # a small model, ONNX Runtime and PyTorch on the CPU
-    $B build --dry-run --target tensorrt-rtx --opset 17     # its graphs as 8.6 reads them, compiled without a GPU
+    $B all --dry-run --target tensorrt --opset 17 --by onnxruntime  # the same with what TensorRT 8.6 gets
+    $B build --dry-run --target tensorrt-rtx --opset 17     # which is compiled without a GPU
 
 Every phase goes on where it was left: parts and cases that are there are not made again (--again does). Each contender
 is a process of its own; one that takes longer than a case's limit is ended, the case says so, and the others go on. The
@@ -64,6 +65,9 @@ def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
         "--parts", default=",".join(usual_parts()), help="of those that there are, with commas"
     )
     parser.add_argument("--target", help="what parts are compiled for: tensorrt, in a dry run onnxruntime")
+    parser.add_argument(
+        "--by", default="", help="an engine that takes the same graphs, where the target's is not there"
+    )
     parser.add_argument(
         "--opset", type=int, help="of graphs, where the compiler that reads them is not there"
     )

@@ -67,6 +67,7 @@ def asked_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """How a part is to be compiled; a CPU runs everything in fp32."""
     return {
         "target": options.target,
+        "by": options.by,
         "precision": "fp32" if options.target == "onnxruntime" else "",
         "limit_s": options.part_limit,
         "level": options.level.get(name, options.level.get("")),

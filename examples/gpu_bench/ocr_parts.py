@@ -39,9 +39,13 @@ Sizes = Mapping[str, Range]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """How to compile; `opset` is what to write for a compiler that is not there, or an older dialect to look at."""
+    """How to compile; `opset` is what to write for a compiler that is not there, or an older dialect to look at.
+
+    `by` is another engine that takes the same graphs, where the one they are written for is not there.
+    """
 
     target: str
+    by: str = ""
     precision: str = ""
     limit_s: float | None = None
     level: int | None = None
@@ -146,7 +150,7 @@ def compiled(folder: Path, to: Path, name: str, asked: Asked) -> Built:
     written = perf_counter()
     chosen = plan(spec_of(families.open_checkpoint(str(folder))), name, asked)
     shutil.rmtree(to / name, ignore_errors=True)
-    engine = backend(asked.target).compile(graph, chosen, to / name / "engine", note=_said)
+    engine = backend(asked.by or asked.target).compile(graph, chosen, to / name / "engine", note=_said)
     files = sum(file.stat().st_size for file in engine.path.rglob("*"))
     seconds = {"graph": written - begun, "compile": perf_counter() - written}
     built = Built(seconds=seconds, engine_bytes=files, nodes=graph.nodes, kept=0, calibrated_on="")

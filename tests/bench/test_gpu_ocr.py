@@ -21,17 +21,14 @@ from gpu_bench import (
     ocr_parts,
     ocr_report,
     ocr_worker,
-    record,
 )
 from gpu_bench.ocr_blocks import bounds
 from gpu_bench.ocr_cases import COMPILED, EXACT, LARGE, OURS, REFERENCE, TOGETHER, VAST
-from gpu_bench.results import Built
 from gpu_bench.wire import WorkerError
 from oldest import refusals
 
 from alula import graphs
 from alula.core.profile import GRID
-from alula.engines import backend
 from alula.families import open_checkpoint
 from alula.graphs.passes.attention import MOST_SCORES
 
@@ -269,16 +266,10 @@ def test_every_part_is_in_the_words_of_8_6_and_graphs_are_shared(oldest: dict[st
     assert kept == [spec.name for spec in oldest["decoder"].inputs if spec.name.startswith("past.")]
 
 
-def test_what_8_6_gets_reads_pages_as_the_reference_does(
-    made: Path, workers: Any, oldest: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_8_6_gets_reads_pages_as_the_reference_does(made: Path, workers: Any, tmp_path: Path) -> None:
     """Its caches are as wide behind a step as before, and blocks give states to each other in half precision."""
-    spec = ocr_model.spec_of(open_checkpoint(str(made / "checkpoint")))
     for name in PAGE:
-        chosen = replace(ocr_parts.plan(spec, name, OLDEST), level=None)
-        engine = backend("onnxruntime").compile(oldest[name], chosen, tmp_path / name / "engine")
-        built = Built(seconds={}, engine_bytes=0, nodes=0, kept=0, calibrated_on="")
-        record.write(tmp_path / name / record.NAME, engine, built, {})
+        ocr_parts.compiled(made / "checkpoint", tmp_path, name, replace(OLDEST, by="onnxruntime"))
     halved = InPlace(ocr_worker.handlers("+".join(PAGE), made / "checkpoint", tmp_path, "cpu"))
     found = measured("errors", {**workers, OURS: halved}, made)
     assert found["failed"] == {}
