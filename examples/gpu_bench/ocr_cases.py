@@ -124,21 +124,18 @@ def cases(*, tiny: bool, rounds: int) -> tuple[Case, ...]:
     )
     grids = tuple(tuple((down * patch, across * patch) for down, across in each) for each in GRIDS.values())
     largest = (216, 408) if tiny else (2160, 4096)
+    stream = read("stream 640", 640, (OURS,), 8)
     return (
         follow,
         read("page 640", 640, everybody, 1),
         read("pages 640 x 8", 640, (OURS,), 8),
         replace(follow, name="parity", who=(REFERENCE, EXACT), sizes=grids),
-        *(decode(count) for count in (1, 8, 32)),
+        decode(1),
+        replace(stream, kind="stream", tokens=max(2, tokens // 4), rounds=min(3, most)),
+        read("pages 1280 x 4", 1280, (LARGE,), 4),
+        replace(read("page 4K", 640, (VAST,), 1), sizes=((largest,),), tokens=max(2, tokens // 4)),
+        *(decode(count) for count in (8, 32)),
         *(vision(side, OURS) for side in (640, 320)),
         *(vision(side, LARGE) for side in (960, 1280)),
-        read("pages 1280 x 4", 1280, (LARGE,), 4),
-        replace(
-            read("stream 640", 640, (OURS,), 8),
-            kind="stream",
-            tokens=max(2, tokens // 4),
-            rounds=min(3, most),
-        ),
         vision(2048, VAST),
-        replace(read("page 4K", 640, (VAST,), 1), sizes=((largest,),), tokens=max(2, tokens // 4)),
     )
