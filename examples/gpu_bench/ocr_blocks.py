@@ -85,7 +85,7 @@ class Chain:
         """One block after another."""
         found: dict[str, Array] = {}
         for block in self.blocks:
-            found.update(block.run(_fed(block, {**feeds, STATES: found.pop(GIVEN, _NOTHING)})))
+            found.update(block.run(_fed(block, feeds, found.pop(GIVEN, _NOTHING))))
         return found
 
     def caches(self) -> Caches:
@@ -120,14 +120,20 @@ class ChainCaches:
         """The logits that the last block gives; the others give states."""
         given, kept = _NOTHING, []
         for block, each, own in zip(self._blocks, self._each, past, strict=True):
-            given, after = each.run(_fed(block, {**feeds, STATES: given}), own, cross)
+            given, after = each.run(_fed(block, feeds, given), own, cross)
             kept.append(after)
         return given, tuple(kept)
 
 
-def _fed(block: Session, feeds: Feeds) -> Feeds:
-    """What a block takes of all that there is, its caches excepted where they are not among it."""
-    return {spec.name: feeds[spec.name] for spec in block.inputs if spec.name in feeds}
+def _fed(block: Session, feeds: Feeds, states: Array) -> Feeds:
+    """What a block takes of all that there is, its caches excepted where they are not among it.
+
+    States come as fp32 from where caches are kept, whatever they were given in.
+    """
+    own = {spec.name: feeds[spec.name] for spec in block.inputs if spec.name in feeds}
+    return own | {
+        spec.name: states.astype(spec.dtype, copy=False) for spec in block.inputs if spec.name == STATES
+    }
 
 
 _NOTHING: Array = np.empty(0, np.float32)

@@ -13,6 +13,7 @@ import bench_gpu_ocr as bench
 import numpy as np
 import onnx
 import pytest
+from fake_gpu import FakeCudart
 from gpu_bench import (
     ocr_building,
     ocr_cases,
@@ -25,9 +26,11 @@ from gpu_bench import (
 from gpu_bench.ocr_blocks import bounds
 from gpu_bench.ocr_cases import COMPILED, EXACT, LARGE, OURS, REFERENCE, TOGETHER, VAST
 from gpu_bench.wire import WorkerError
+from gpus import pretended
 from oldest import refusals
 
-from alula import graphs
+from alula import engines, graphs
+from alula.core.engine import Engine
 from alula.core.profile import GRID
 from alula.families import open_checkpoint
 from alula.graphs.passes.attention import MOST_SCORES
@@ -35,6 +38,7 @@ from alula.graphs.passes.attention import MOST_SCORES
 CPU = ocr_parts.Asked(target="onnxruntime", precision="fp32")
 OLDEST = ocr_parts.Asked(target="tensorrt", opset=17)
 PAGE = ("vision-page", *ocr_cases.blocks_of("decoder"))
+LONG = ocr_cases.blocks_of("long")
 ALONE = ("vision-exact", *ocr_cases.blocks_of("exact"))
 
 
@@ -277,6 +281,51 @@ def test_what_8_6_gets_reads_pages_as_the_reference_does(made: Path, workers: An
     eight = measured("decode 8", {OURS: halved}, made)
     assert eight["failed"] == {}
     assert len(eight["turns"][OURS]) == 2
+
+
+def test_blocks_keep_their_caches_on_a_gpu_that_is_pretended(
+    made: Path, workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions, lanes and beds as they are on a GPU: both profiles of each block, steps that are replayed."""
+    cudart, real = FakeCudart(), engines.backend
+    opened: list[Any] = []
+
+    class Pretended:
+        def open(self, engine: Engine) -> Any:
+            if engine.inputs[0].name == "patches":  # how many rows come of it, the pretended one cannot tell
+                return real(engine.backend).open(engine)
+            opened.append(pretended(engine.graph, engine.plan, tmp_path / str(len(opened)), cudart))
+            return opened[-1]
+
+    def reader(*names: str) -> InPlace:
+        monkeypatch.undo()
+        for name in names:
+            ocr_parts.compiled(
+                made / "checkpoint", tmp_path / "parts", name, replace(OLDEST, by="onnxruntime")
+            )
+        monkeypatch.setattr(engines, "backend", lambda name: Pretended())
+        return InPlace(ocr_worker.handlers("+".join(names), made / "checkpoint", tmp_path / "parts", "cpu"))
+
+    there = {REFERENCE: workers[REFERENCE], OURS: reader(*PAGE), LARGE: reader("vision-large", *LONG)}
+    found = measured("errors", there, made)
+    assert 1e-5 < found["errors"][OURS]["relative"] < 2e-2
+    cudart.calls.clear()
+    turns = ocr_measuring.case_of(
+        replace(case("decode 8"), tokens=30, rounds=1), {OURS: there[OURS]}, options(made)
+    )
+    assert cudart.calls.count("cudaGraphLaunch") > 3 * 40, "three blocks, most of 29 steps of two turns"
+    assert turns["failed"] == {}
+    for name in ("decode 32", "pages 1280 x 4"):
+        assert measured(name, there, made)["failed"] == {}
+    vast = measured("page 4K", {VAST: there[LARGE]}, made)
+    assert vast["failed"] == {}
+    assert vast["turns"][VAST][0]["prompt"] > 512, "in two pieces"
+    exact = measured("parity", {REFERENCE: there[REFERENCE], EXACT: reader(*ALONE)}, made)
+    assert exact["failed"] == {}
+    assert 0 < max(error["largest"] for error in exact["errors"].values()) < 1e-4
+    for each in opened:
+        each.close()
+    assert not cudart.graphs
 
 
 def test_a_block_is_compiled_by_tensorrt_rtx(made: Path, tmp_path: Path) -> None:
