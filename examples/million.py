@@ -2,11 +2,12 @@
 
     python examples/million.py [--requests 1000000] [--clients 32] [--totals million.jsonl]
 
-all-MiniLM-L6-v2 cut down to its first layer, on OpenVINO in fp32, so that the server's own work is what takes the time.
-Clients ask in a closed loop and a random order: OpenAI's embeddings as numbers, as base64 and of token ids, `/embed`,
-`/tokenize` and the Open Inference Protocol's tensors, one text or several; some hang up before they are answered, some
-ask for nothing and have to be refused. What each text has to give is asked for alone before. The exit code is 1 if a
-row is another text's, or an answer is neither its own nor the refusal that it should be.
+An engine that costs almost nothing, that of `bench_front.py`, so that the server's own work is what takes the time.
+Clients ask in a closed loop, at random among some thousand requests that are made before: OpenAI's embeddings as
+numbers, as base64 and of token ids, `/embed`, `/tokenize` and the Open Inference Protocol's tensors, one text or
+several; some hang up before they are answered, some ask for nothing and have to be refused. What each text has to give
+is asked for alone before. The exit code is 1 if a row is another text's, or an answer is neither its own nor the
+refusal that it should be.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ import base64
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from bench_serving import Served, texts
-from demo import HERE, alula, packaged_minilm
+import orjson
+from bench_front import bodies, built
+from bench_serving import Served
+from demo import HERE
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
-from soak import Line
 
 Floats = NDArray[np.float32]
-MODEL = "one-layer"
+MADE = 8_192
+"""Requests that differ; to make one takes the client as long as the server takes to answer it."""
 MOST_TOGETHER = 8
 HANGING_UP, NOTHING = 0.02, 0.02
-NEAR = 1e-3
-"""What may lie between a row and its text's own, root of the sum of squares; two texts are 0.05 apart at least."""
+NEAR, FAR = 2e-4, 5e-3
+"""What may lie between a row and its text's own, and what between two texts at least: roots of sums of squares."""
 REPORT_S = 15.0
 
 
@@ -79,7 +80,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "/embed": Kind(path="/embed", body=lambda given, _: {"inputs": list(given)}, rows=lambda found: found),
     "tensors": Kind(
-        path=f"/v2/models/{MODEL}/infer",
+        path="/v2/models/tiny/infer",
         body=lambda given, _: {
             "inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(given)], "data": list(given)}]
         },
@@ -94,6 +95,75 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A request as it is sent: of which kind, and the places of its texts; without a kind it has none."""
+
+    name: str
+    kind: Kind | None
+    chosen: Sequence[int]
+    sent: bytes
+
+
+def sent(path: str, body: dict[str, Any]) -> bytes:
+    """What goes over the connection."""
+    written = orjson.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nhost: crowd\r\ncontent-type: application/json\r\ncontent-length: {len(written)}"
+    return head.encode() + b"\r\n\r\n" + written
+
+
+class Line(asyncio.Protocol):
+    """One connection, with one request at a time."""
+
+    def __init__(self) -> None:
+        self._came = bytearray()
+        self._ends = 0
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, port: int) -> Line:
+        """A new one."""
+        _, line = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return line
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what is written to."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whoever waits is told."""
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(exc or ConnectionResetError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the answer over once it is whole."""
+        self._came += data
+        if not self._ends and (head := self._came.find(b"\r\n\r\n")) >= 0:
+            size = bytes(self._came[:head]).lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            self._ends = head + 4 + int(size)
+        if self._ends and len(self._came) >= self._ends and self._answer:
+            body = bytes(self._came[self._came.find(b"\r\n\r\n") + 4 : self._ends])
+            self._answer.set_result((int(self._came[9:12]), body))
+            self._came, self._ends = self._came[self._ends :], 0
+
+    async def ask(self, message: bytes) -> tuple[int, bytes]:
+        """The status and the body of an answer."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self.write(message)
+        return await self._answer
+
+    def write(self, message: bytes) -> None:
+        """Send what may stay unanswered."""
+        assert self._transport is not None
+        self._transport.write(message)
+
+    def close(self) -> None:
+        """Let it go."""
+        assert self._transport is not None
+        self._transport.close()
+
+
 class Crowd:
     """Clients that ask at random, and what they saw."""
 
@@ -101,6 +171,7 @@ class Crowd:
         self._port, self._asked, self._rng = port, asked, random.Random(seed)
         self._ids: list[list[int]] = []
         self._vectors: Floats = np.empty((0, 0), np.float32)
+        self._made: list[Made] = []
         self.seen: Counter[str] = Counter()
         self.rows, self.wrong = 0, 0
         self.odd: Counter[str] = Counter()
@@ -111,97 +182,76 @@ class Crowd:
         return sum(self.seen.values())
 
     async def learn(self) -> float:
-        """Ask for every text's tokens and vector alone; the least distance of two vectors."""
-        line, vectors = Line(self._port), []
+        """Ask for every text's tokens and vector alone, and make the requests; the least distance of two vectors."""
+        line, vectors = await Line.open(self._port), []
         for text in self._asked:
-            _, body = await line.ask("/tokenize", KINDS["/tokenize"].body([text], []))
-            self._ids += KINDS["/tokenize"].rows(json.loads(body))
-            _, body = await line.ask("/embed", KINDS["/embed"].body([text], []))
-            vectors += json.loads(body)
+            _, body = await line.ask(sent("/tokenize", {"inputs": [text]}))
+            self._ids += KINDS["/tokenize"].rows(orjson.loads(body))
+            _, body = await line.ask(sent("/embed", {"inputs": [text]}))
+            vectors += orjson.loads(body)
         line.close()
         self._vectors = np.array(vectors, np.float32)
+        self._made = [self._make() for _ in range(MADE)]
         apart = np.linalg.norm(self._vectors[:, None] - self._vectors[None], axis=-1)
         return float(apart[~np.eye(len(apart), dtype=bool)].min())
 
-    async def client(self, count: int) -> None:
-        """So many requests, one after the other."""
-        line = Line(self._port)
-        for _ in range(count):
-            draw = self._rng.random()
-            if draw < HANGING_UP:
-                await self._hang_up()
-            elif draw < HANGING_UP + NOTHING:
-                await self._ask_for_nothing(line)
-            else:
-                await self._ask(line)
-        line.close()
-
-    async def _ask(self, line: Line) -> None:
+    def _make(self) -> Made:
+        draw = self._rng.random()
+        if draw < NOTHING:
+            return Made(name="nothing", kind=None, chosen=(), sent=sent("/embed", {"inputs": []}))
+        if draw < NOTHING + HANGING_UP:
+            given = self._rng.choices(self._asked, k=MOST_TOGETHER)
+            return Made(name="hung up", kind=None, chosen=(), sent=sent("/embed", {"inputs": given}))
         name = self._rng.choice([*KINDS])
-        kind = KINDS[name]
         count = self._rng.randint(1, MOST_TOGETHER) if self._rng.random() < 0.3 else 1
         chosen = [self._rng.randrange(len(self._asked)) for _ in range(count)]
-        given = kind.body([self._asked[at] for at in chosen], [self._ids[at] for at in chosen])
-        self.seen[name] += 1
-        status, body = await line.ask(kind.path, given)
-        if status != 200:
-            self.odd[f"{name}: {status} {body[:80]!r}"] += 1
-            return
-        found = kind.rows(json.loads(body))
-        self.rows += len(chosen)
-        if len(found) != len(chosen):
-            self.wrong += len(chosen)
-        elif kind.tokens:
-            self.wrong += sum(row != self._ids[at] for row, at in zip(found, chosen, strict=True))
-        else:
-            apart = np.linalg.norm(np.asarray(found, np.float32) - self._vectors[chosen], axis=-1)
-            self.wrong += int((~(apart < NEAR)).sum())
+        body = KINDS[name].body([self._asked[at] for at in chosen], [self._ids[at] for at in chosen])
+        return Made(name=name, kind=KINDS[name], chosen=chosen, sent=sent(KINDS[name].path, body))
 
-    async def _hang_up(self) -> None:
-        self.seen["hung up"] += 1
-        body = json.dumps({"inputs": self._rng.choices(self._asked, k=MOST_TOGETHER)}).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST /embed HTTP/1.1\r\nhost: crowd\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        writer.write(head.encode() + b"\r\n\r\n" + body)
-        await writer.drain()
+    async def client(self, count: int) -> None:
+        """So many requests, one after the other."""
+        line = await Line.open(self._port)
+        for _ in range(count):
+            made = self._rng.choice(self._made)
+            self.seen[made.name] += 1
+            if made.name == "hung up":
+                await self._hang_up(made)
+                continue
+            try:
+                answer = await line.ask(made.sent)
+            except ConnectionError:  # closed, since nobody asked for a minute while this process was stopped
+                line = await Line.open(self._port)
+                answer = await line.ask(made.sent)
+            self._look(made, *answer)
+        line.close()
+
+    async def _hang_up(self, made: Made) -> None:
+        line = await Line.open(self._port)
+        line.write(made.sent)
         await asyncio.sleep(self._rng.random() * 0.01)
-        writer.close()
+        line.close()
 
-    async def _ask_for_nothing(self, line: Line) -> None:
-        self.seen["nothing"] += 1
-        status, _ = await line.ask("/embed", {"inputs": []})
-        if status not in {400, 422}:
-            self.odd[f"nothing: {status}"] += 1
-
-
-def one_layer(to: Path) -> Path:
-    """The folder of MiniLM with the first of its six layers alone."""
-    source = packaged_minilm()
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(source, to, ignore=shutil.ignore_patterns("model.safetensors"))
-    config = json.loads((source / "config.json").read_text("utf-8"))
-    (to / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}), "utf-8")
-    weights = load_file(source / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if ".layer." not in name or ".layer.0." in name}
-    save_file(kept, to / "model.safetensors", {"format": "pt"})
-    return to
-
-
-def built() -> Path:
-    """Its bundle, built once; whether it is verified is not asked, since rows are held to the server's own."""
-    bundle = HERE / MODEL
-    if not bundle.is_dir():
-        HERE.mkdir(exist_ok=True)
-        folder = one_layer(HERE / f"{MODEL}-checkpoint")
-        words = ("--name", MODEL, "--target", "openvino", "--precision", "fp32")
-        print(alula("build", str(folder), "-o", str(bundle), *words))
-    return bundle
+    def _look(self, made: Made, status: int, body: bytes) -> None:
+        """Hold an answer to what it should be."""
+        if status != 200 or made.kind is None:
+            if made.kind or status not in {400, 422}:
+                self.odd[f"{made.name}: {status} {body[:80]!r}"] += 1
+            return
+        found = made.kind.rows(orjson.loads(body))
+        self.rows += len(made.chosen)
+        if len(found) != len(made.chosen):
+            self.wrong += len(made.chosen)
+        elif made.kind.tokens:
+            self.wrong += sum(row != self._ids[at] for row, at in zip(found, made.chosen, strict=True))
+        else:
+            apart = np.linalg.norm(np.asarray(found, np.float32) - self._vectors[made.chosen], axis=-1)
+            self.wrong += int((~(apart < NEAR)).sum())
 
 
 async def asked(crowd: Crowd, given: argparse.Namespace) -> None:
     """Let everybody ask, and say every now and then how far it is."""
     apart = await crowd.learn()
-    if apart < 0.05:
+    if apart < FAR:
         raise SystemExit(f"two of the texts are {apart:.3g} apart: too near to be told from each other")
     share = -(-given.requests // given.clients)
     clients = [asyncio.create_task(crowd.client(share)) for _ in range(given.clients)]
@@ -227,10 +277,11 @@ def main() -> int:
     parser.add_argument("--totals", type=Path, help="a file of JSON lines to add this run to")
     given = parser.parse_args()
     bundle = built()
-    with Served(bundle, "--unverified") as served:
-        crowd = Crowd(
-            int(served.url.rpartition(":")[2]), sorted(set(texts(bundle / "tokenizer"))), given.seed
-        )
+    texts = {
+        json.loads(line)["input"] for line in bodies(bundle, HERE / "short.txt").read_text().splitlines()
+    }
+    with Served(bundle) as served:
+        crowd = Crowd(int(served.url.rpartition(":")[2]), sorted(texts), given.seed)
         asyncio.run(asked(crowd, given))
     print(f"\n{crowd.requests} requests: {dict(crowd.seen)}; load {os.getloadavg()[0]:.1f}")
     for what, count in crowd.odd.items():

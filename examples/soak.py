@@ -189,11 +189,18 @@ class Soak:
         return float("inf")
 
 
-async def memory(pids: Sequence[int], into: list[float]) -> None:
-    """MiB of the processes together, until cancelled."""
+async def memory(pids: Sequence[int], into: list[list[float]]) -> None:
+    """MiB of each of the processes, until cancelled."""
     while True:
-        into.append(sum(map(resident_bytes, pids)) / 2**20)
+        into.append([resident_bytes(pid) / 2**20 for pid in pids])
         await asyncio.sleep(SAMPLE_S)
+
+
+def thirds(mib: Sequence[Sequence[float]]) -> list[list[int]]:
+    """The most that each process had in each third of the time."""
+    third = len(mib) // 3
+    parts = (mib[:third], mib[third : 2 * third], mib[-third:])
+    return [[round(max(each)) for each in zip(*part, strict=True)] for part in parts]
 
 
 async def soaked(served: Served, asked: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
@@ -209,12 +216,12 @@ async def soaked(served: Served, asked: Sequence[str], given: argparse.Namespace
         pids = (served.pid, int(json.load(answer)["engine"]["pid"]))
     await soak.flood(given.times * capacity, min(WARM_S, given.minutes * 20))
     calm_rows, soak.seen = soak.seen.rows, Seen()
-    mib: list[float] = []
+    mib: list[list[float]] = []
     watched = asyncio.create_task(memory(pids, mib))
     await soak.flood(given.times * capacity, given.minutes * 60)
     recovery = await soak.recovered_s(calm_s)
     watched.cancel()
-    seen, third = soak.seen, len(mib) // 3
+    seen = soak.seen
     late = max(0.0, max(seen.seconds) - given.timeout_s)
     return {
         "capacity_per_s": round(capacity, 1),
@@ -230,14 +237,14 @@ async def soaked(served: Served, asked: Sequence[str], given: argparse.Namespace
         "wrong": seen.wrong,
         "broken": seen.broken + sum(n for code, n in seen.statuses.items() if code not in {200, *REFUSED}),
         "unsent": seen.unsent,
-        "mib": [round(max(mib[:third])), round(max(mib[-third:]))],
+        "front_engine_mib": thirds(mib),
         "recovery_s": round(recovery, 2),
     }
 
 
 def verdicts(found: dict[str, Any], timeout_s: float) -> dict[str, bool]:
     """What was promised, and whether it holds."""
-    first, last = found["mib"]
+    first, *_, last = map(sum, found["front_engine_mib"])
     return {
         "every row is its own text's": found["wrong"] == 0 and found["rows"] > 0,
         "nothing but answers and refusals": found["broken"] == 0,
