@@ -45,6 +45,12 @@ def test_rules_are_no_letters(thick: int) -> None:
     assert measured(blurred(form, 8)).unreadable
 
 
+def test_a_page_of_nothing_but_soft_wide_shapes_cannot_be_read() -> None:
+    rows = np.linspace(60, 200, 400)[:, None, None]
+    waves = rows + 40 * np.sin(np.arange(600) / 60)[None, :, None]
+    assert measured(np.broadcast_to(waves, (400, 600, 3)).astype(np.uint8)).unreadable
+
+
 @pytest.mark.parametrize("deviation", [0.8, 1.2, 2.0, 3.0])
 def test_the_blur_of_large_edges_is_measured_in_pixels(deviation: float) -> None:
     bars = np.full((200, 400, 3), 255, np.uint8)

@@ -273,15 +273,21 @@ def height_of(ink: NDArray[np.bool_]) -> float | None:
     """The median height of what stands in a strip of the page: of a letter or two, in pixels.
 
     In narrow strips lines stay apart however the page is turned. Rules of forms and tables are left out, of which
-    every strip would have as many as the page.
+    every strip would have as many as the page; where nothing else is left, they were the picture itself.
     """
     width = max(_STRIP, ink.shape[1] // _STRIPS)
-    ink = _without_rules(ink, _RULE_STRIPS * width)
+    for shown in (_without_rules(ink, _RULE_STRIPS * width), ink):
+        heights = _heights(shown, width)
+        if len(heights) >= _LEAST_HEIGHTS:
+            return float(np.median(heights))
+    return None
+
+
+def _heights(ink: NDArray[np.bool_], width: int) -> NDArray[np.intp]:
     strips = [ink[:, at : at + width].any(axis=1) for at in range(0, ink.shape[1], width)]
     edges = np.diff(np.pad(np.stack(strips), ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    heights = (edges == -1).nonzero()[1] - (edges == 1).nonzero()[1]
-    heights = heights[heights >= _LEAST_HEIGHT]
-    return float(np.median(heights)) if len(heights) >= _LEAST_HEIGHTS else None
+    heights: NDArray[np.intp] = (edges == -1).nonzero()[1] - (edges == 1).nonzero()[1]
+    return heights[heights >= _LEAST_HEIGHT]
 
 
 def _without_rules(ink: NDArray[np.bool_], least: int) -> NDArray[np.bool_]:
