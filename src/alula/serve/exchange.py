@@ -67,8 +67,12 @@ class Exchange:
                 # Shielded: whoever waits may be cancelled, and half a message would be the end of all.
                 if sending := self.send_later(current, message):
                     await asyncio.shield(sending)
-            awaited = replies[0] if len(replies) == 1 else asyncio.gather(*replies)
-            await asyncio.wait_for(awaited, within_s)
+            # Not wait_for, which before Python 3.12 goes on where an answer comes together with a cancellation.
+            done, missing = await asyncio.wait(replies, timeout=within_s, return_when=asyncio.FIRST_EXCEPTION)
+            for reply in done:
+                reply.result()  # raises, if one of them did
+            if missing:
+                raise asyncio.TimeoutError
             answers = [reply.result() for reply in replies]
         finally:
             for message, reply in zip(messages, replies, strict=True):
