@@ -78,6 +78,20 @@ def test_no_pages_and_no_pdf_are_refused() -> None:
         Pdf(Path("c.pdf"))
 
 
+def test_no_pages_is_said_whatever_failed_before(tmp_path: Path) -> None:
+    """PDFium keeps the error of the file before: an empty one behind a locked one was called locked."""
+    empty = pdf([b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [] /Count 0 >>"])
+    file = tmp_path / "bär.pdf"
+    file.write_bytes(empty)
+    for before in (b"%PDF-1.4", locked(pages_of([BOX]), user="secret", owner="boss")):
+        with pytest.raises(InputError):
+            Pdf(before, "before.pdf")
+        for password in (None, "any"):
+            for given in (empty, file):
+                with pytest.raises(InputError, match=r"has no pages; expected at least one"):
+                    Pdf(given, "a.pdf", password=password)
+
+
 def test_a_broken_page_does_not_lose_the_others() -> None:
     raw = pages_of([BOX, BOX]).replace(b"/Count 2", b"/Count 3").replace(b"5 0 R]", b"9 0 R 5 0 R]")
     with closing(Pdf(raw, "a.pdf")) as opened:

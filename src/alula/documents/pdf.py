@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -29,9 +30,6 @@ _LONGEST_SIDE = 32_000
 _POINTS = 72.0
 _PASSWORD = 4
 """PDFium's number for a password that is missing or wrong."""
-
-_SUCCESS = 0
-"""What it fails with where a file is whole and has no pages."""
 
 _LETTER = (612.0, 792.0)
 _LETTER_BOX = re.compile(rb"/MediaBox\s*\[\s*0(?:\.0*)?\s+0(?:\.0*)?\s+612(?:\.0*)?\s+792(?:\.0*)?\s*\]")
@@ -123,13 +121,32 @@ def _opened(file: Path | bytes, called: str, password: str | None) -> pypdfium2.
         document = pdfium.PdfDocument(file, password=password)
         document.init_forms()
     except pdfium.PdfiumError as error:
+        if _is_whole(file, password):
+            raise InputError(f"{called} has no pages; expected at least one") from error
         if error.err_code == _PASSWORD:
             wrong = "the password is not its password" if password else "a password is needed"
             raise InputError(f"{called} is locked: {wrong}; give it as the option password") from error
-        if error.err_code == _SUCCESS:
-            raise InputError(f"{called} has no pages; expected at least one") from error
         raise InputError(f"{called} is no PDF that can be read: {error}") from error
     return document
+
+
+def _is_whole(file: Path | bytes, password: str | None) -> bool:
+    """Whether PDFium opens a file, in which pypdfium2 then found no pages.
+
+    PDFium sets no error for that: its last one is of whatever failed before in this process, such as a password.
+    """
+    import pypdfium2.raw as pdfium  # noqa: PLC0415
+
+    key = None if password is None else password.encode() + b"\0"
+    opened = (
+        pdfium.FPDF_LoadMemDocument64(file, len(file), key)
+        if isinstance(file, bytes)
+        else pdfium.FPDF_LoadDocument(os.fsencode(file) + b"\0", key)
+    )
+    if not opened:
+        return False
+    pdfium.FPDF_CloseDocument(opened)
+    return True
 
 
 @contextmanager
