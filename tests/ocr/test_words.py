@@ -181,6 +181,8 @@ def test_an_answer_of_coordinates_alone_is_flagged() -> None:
         ("\ufffd\ufffda", "text", False, True),
         ("7", "text", False, False),
         ("中", "text", False, False),
+        ("words", "text", True, True),
+        ("graph TD", "chart", True, False),
     ],
 )
 def test_answers_that_are_no_reading_are_told(text: str, task: str, blank: bool, flagged: bool) -> None:

@@ -12,7 +12,7 @@ from alula.documents.tables import parts
 from alula.ocr.fields import fields_to_text, read_fields
 from alula.ocr.odds import Odds, unsure
 from alula.ocr.prompts import prompt
-from alula.ocr.reader import Ask
+from alula.ocr.reader import PICTURES, Ask
 from alula.ocr.repetition import Loop, loop_at_end, without_loop
 from alula.ocr.spotting import NO_TEXT, spotted, unfenced
 
@@ -98,6 +98,8 @@ def degenerate(text: str, ask: Ask, *, blank: bool = False) -> str | None:
     left = _TAG.sub("", _COORDINATES.sub("", text))
     if not left.strip(" \t\n.,;:()[]{}|-#*`'\""):
         return f"the answer has no text but coordinates and marks: {text[:_SHOWN]!r}"
+    if blank and ask.task not in {*PICTURES, "fields"}:
+        return "the answer has words, and nothing is on the page"
     if text.count("\ufffd") > _MOST_UNKNOWN * len(text):
         return "the answer is mostly bytes that are no characters"
     if text.rstrip(".。") == prompt(ask).rstrip(".。"):
