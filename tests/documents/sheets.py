@@ -45,6 +45,23 @@ def ruled(pixels: Pixels, thick: int = 4, every: int = 60) -> Pixels:
     return found
 
 
+def contents(letters: int, size: tuple[int, int] = (900, 1200), seed: int = 0) -> Pixels:
+    """A list of contents: short titles, and dots from each to the number of its page."""
+    chance = random.Random(seed)
+    picture = Image.new("L", size, 255)
+    drawing = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(letters)
+    for y in range(40, size[1] - 2 * letters, round(letters * 1.6)):
+        title, number = chance.choice(WORDS), str(chance.randint(1, 300))
+        begin = 40 + drawing.textlength(f"{title} ", font=font)
+        end = size[0] - 40 - drawing.textlength("000 ", font=font)
+        dots = "." * int((end - begin) / drawing.textlength(".", font=font))
+        drawing.text((40, y), title, font=font, fill=0)
+        drawing.text((begin, y), dots, font=font, fill=0)
+        drawing.text((size[0] - 40, y), number, font=font, fill=0, anchor="ra")
+    return np.repeat(np.asarray(picture)[..., None], 3, axis=2)
+
+
 def blurred(pixels: Pixels, deviation: float) -> Pixels:
     """With a Gaussian of so many pixels."""
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(deviation)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sheets import blurred, darker, noisy, ruled, sheet, skewed, specked
+from sheets import blurred, contents, darker, noisy, ruled, sheet, skewed, specked
 
 from alula.codecs import straightened
 from alula.documents import Pixels, measured, notices_of, without_specks
@@ -43,6 +43,16 @@ def test_rules_are_no_letters(thick: int) -> None:
     assert measured(form).height == pytest.approx(height, rel=0.2)
     assert codes(blurred(form, 0.8)) == []
     assert measured(blurred(form, 8)).unreadable
+
+
+@pytest.mark.parametrize("letters", [16, 28, 36, 48, 64])
+def test_dots_that_lead_to_page_numbers_are_no_letters(letters: int) -> None:
+    """Lists of contents in large type were not read: dots outnumber letters, and are a fifth as high."""
+    page = contents(letters)
+    assert measured(page).height == pytest.approx(0.65 * letters, rel=0.2)
+    for clear in (page, blurred(page, 0.04 * letters), skewed(page, 1)):
+        assert codes(clear) == []
+    assert measured(blurred(page, 0.3 * letters)).unreadable
 
 
 def test_a_page_of_nothing_but_soft_wide_shapes_cannot_be_read() -> None:

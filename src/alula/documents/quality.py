@@ -15,6 +15,8 @@ from alula.documents.values import Notice, Pixels
 Grey: TypeAlias = NDArray[np.uint8]
 """Height, width; 0 is black."""
 
+Rows: TypeAlias = NDArray[np.intp]
+
 _LEVELS = 256
 _MOST_PIXELS = 10_000_000
 _MOST_EDGES, _MOST_ROWS = 20_000, 500
@@ -28,7 +30,8 @@ _QUARTILE = 0.3186
 
 _SPECK = 60
 _STRIP, _STRIPS = 24, 64
-_RULE_STRIPS = 2
+_RULE_STRIPS, _PICTURE_STRIPS = 2, 4
+_LOW = 0.3
 _LEAST_HEIGHT, _LEAST_HEIGHTS = 4, 8
 _SKEW_SIDE = 1000
 _MOST_INK = 40_000
@@ -273,21 +276,34 @@ def height_of(ink: NDArray[np.bool_]) -> float | None:
     """The median height of what stands in a strip of the page: of a letter or two, in pixels.
 
     In narrow strips lines stay apart however the page is turned. Rules of forms and tables are left out, of which
-    every strip would have as many as the page; where nothing else is left, they were the picture itself.
+    every strip would have as many as the page; where nothing else is left, they were the picture itself. So are the
+    dots that lead from a title to its page in a list of contents, which would outnumber its letters.
     """
     width = max(_STRIP, ink.shape[1] // _STRIPS)
     for shown in (_without_rules(ink, _RULE_STRIPS * width), ink):
-        heights = _heights(shown, width)
+        heights = _without_leaders(*_spans(shown, width), most=_PICTURE_STRIPS * width)
         if len(heights) >= _LEAST_HEIGHTS:
             return float(np.median(heights))
     return None
 
 
-def _heights(ink: NDArray[np.bool_], width: int) -> NDArray[np.intp]:
+def _spans(ink: NDArray[np.bool_], width: int) -> tuple[Rows, Rows]:
+    """The first row of whatever stands in a strip, and the first one below it."""
     strips = [ink[:, at : at + width].any(axis=1) for at in range(0, ink.shape[1], width)]
     edges = np.diff(np.pad(np.stack(strips), ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    heights: NDArray[np.intp] = (edges == -1).nonzero()[1] - (edges == 1).nonzero()[1]
-    return heights[heights >= _LEAST_HEIGHT]
+    tops, bottoms = (edges == 1).nonzero()[1], (edges == -1).nonzero()[1]
+    high = bottoms - tops >= _LEAST_HEIGHT
+    return tops[high], bottoms[high]
+
+
+def _without_leaders(tops: Rows, bottoms: Rows, most: int) -> Rows:
+    """Heights, but of what is low beside letters on the same line; what is higher than `most` rows is no letter."""
+    heights = bottoms - tops
+    highest = np.zeros(bottoms.max(initial=0), np.intp)
+    for at in np.flatnonzero(heights <= most):
+        line = highest[tops[at] : bottoms[at]]
+        np.maximum(line, heights[at], out=line)
+    return heights[heights >= _LOW * highest[(tops + bottoms) // 2]]
 
 
 def _without_rules(ink: NDArray[np.bool_], least: int) -> NDArray[np.bool_]:
