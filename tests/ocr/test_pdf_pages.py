@@ -79,7 +79,7 @@ def test_no_pages_and_no_pdf_are_refused() -> None:
 
 
 def test_no_pages_is_said_whatever_failed_before(tmp_path: Path) -> None:
-    """pymupdf/PyMuPDF#3663: PDFium keeps the error of the file before: an empty one behind a locked one was called locked."""
+    """pymupdf/PyMuPDF#3663: PDFium keeps its last error: behind a locked file, this was called locked."""
     empty = pdf([b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [] /Count 0 >>"])
     file = tmp_path / "bär.pdf"
     file.write_bytes(empty)

@@ -91,10 +91,8 @@ def degenerate(text: str, ask: Ask, *, blank: bool = False) -> str | None:
     Tencent-Hunyuan/HunyuanOCR#118: of a page with a figure and one line, only `(x,y),(x,y)` came.
     """
     text = unfenced(text).strip()
-    if text in NO_TEXT:
-        return None
-    if not text:
-        return None if blank else "the answer is empty, and the page is not"
+    if not text or text in NO_TEXT:
+        return None if text or blank else "the answer is empty, and the page is not"
     left = _TAG.sub("", _COORDINATES.sub("", text))
     if not left.strip(" \t\n.,;:()[]{}|-#*`'\""):
         return f"the answer has no text but coordinates and marks: {text[:_SHOWN]!r}"
