@@ -303,7 +303,8 @@ def _without_leaders(tops: Rows, bottoms: Rows, most: int) -> Rows:
     for at in np.flatnonzero(heights <= most):
         line = highest[tops[at] : bottoms[at]]
         np.maximum(line, heights[at], out=line)
-    return heights[heights >= _LOW * highest[(tops + bottoms) // 2]]
+    letters: Rows = heights[heights >= _LOW * highest[(tops + bottoms) // 2]]
+    return letters
 
 
 def _without_rules(ink: NDArray[np.bool_], least: int) -> NDArray[np.bool_]:
