@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from alula.core.errors import InputError
 from alula.serve import wire
 from alula.serve.exchange import Exchange
-from alula.serve.process import EngineProcess
+from alula.serve.named import Named
+from alula.serve.process import EngineProcess, Opening
+from alula.serve.supervisor import Supervisor
 from alula.serve.wire import Kind, Message
 
 
@@ -85,3 +88,17 @@ def test_one_answer_of_two_in_time_is_too_late(silent: EngineProcess) -> None:
 
     with pytest.raises(asyncio.TimeoutError):
         asked(silent, one, within_s=0.05)
+
+
+def test_who_is_cancelled_as_the_process_comes_back_is_cancelled() -> None:
+    async def run() -> None:
+        supervisor = Supervisor(("true",), [Named(root=Path("one"), identity="")], Opening())
+        supervisor._enter("restarting", "it ended")
+        task = asyncio.create_task(supervisor.run(0, {}))
+        await asyncio.sleep(0.01)
+        supervisor._enter("ready", "")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())

@@ -116,7 +116,9 @@ def test_a_model_is_replaced_under_load_and_every_answer_is_that_of_one_of_both(
     assert metric(one, "alula_requests_total", route="/embed", status="200") == len(statuses)
 
 
-def test_nothing_of_a_model_that_was_unloaded_stays_though_nobody_collects(repository: Path) -> None:
+def test_nothing_of_a_model_that_was_unloaded_stays_though_nobody_collects(
+    repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def unloaded() -> None:
         given = (repository / "first",)
         options = ServeOptions(bundles=given, repository=str(repository), engine_command=served.SCRIPTED)
@@ -135,6 +137,7 @@ def test_nothing_of_a_model_that_was_unloaded_stays_though_nobody_collects(repos
         asyncio.run(asyncio.wait_for(unloaded(), 20))
     finally:
         gc.enable()
+    assert "tiny/first is served no more" in caplog.text
 
 
 def test_requests_in_flight_finish_on_the_old_model(repository: Path, tmp_path: Path) -> None:

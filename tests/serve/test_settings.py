@@ -27,6 +27,7 @@ class Made:
     room_bytes: int | None = setting(None, "Some room.", name="room", amount=True, unset="what fits")
     words: tuple[str, ...] = setting((), "Some words.")
     keys: tuple[str, ...] = setting((), "Keys.", secret=True)
+    body_bytes: int = setting(4_000, "A body.", least=1)
     inner: int = 3
 
 
@@ -46,6 +47,7 @@ def test_every_field_that_is_a_setting_is_one_and_no_other() -> None:
         ("room", "amount"),
         ("words", "texts"),
         ("keys", "texts"),
+        ("body_bytes", "bytes"),
     ]
 
 
@@ -99,6 +101,12 @@ def test_what_variables_spell_is_read_by_the_kind_of_the_setting() -> None:
         ({"ALULA_SECONDS": "nan"}, r"ALULA_SECONDS is nan; expected more than 0"),
         ({"ALULA_SHOWN": "perhaps"}, "ALULA_SHOWN is 'perhaps'; expected one of: 1, true, yes, on"),
         ({"ALULA_ROOM": "2"}, "ALULA_ROOM '2': expected a number with one of GiB"),
+        (
+            {"ALULA_WORDS": ", "},
+            "ALULA_WORDS is ', ', which names nothing; expected one or more, ',' between",
+        ),
+        ({"ALULA_BODY_BYTES": "2 Gb"}, "ALULA_BODY_BYTES '2 Gb': expected a number with one of GiB"),
+        ({"ALULA_BODY_BYTES": "0"}, "ALULA_BODY_BYTES is 0; expected at least 1"),
         ({"ALULA_COLOUR": "blue"}, "ALULA_COLOUR is 'blue'; expected one of: red, green"),
         ({"ALULA_CONFIG": "/nowhere.toml"}, r"cannot read the settings in /nowhere\.toml: No such file"),
     ],
@@ -108,6 +116,14 @@ def test_what_the_environment_says_wrongly_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError, match=message):
         resolved(environment=environment)
+
+
+@pytest.mark.parametrize(("written", "read"), [("'2MiB'", 2**21), ("3000", 3_000), ("'500KB'", 500_000)])
+def test_what_is_called_bytes_may_have_a_unit(tmp_path: Path, written: str, read: int) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f"body_bytes = {written}\n")
+    assert resolved(file=file)["body_bytes"] == read
+    assert resolved(environment={"ALULA_BODY_BYTES": written.strip("'")})["body_bytes"] == read
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_taken_for_settings() -> None:

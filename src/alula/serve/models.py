@@ -272,6 +272,7 @@ class Models:
             return
         self._standing = tuple(each for each in self._standing if each is not leaving)
         self.catalogue = self._catalogue([each.service for each in self._standing])
+        log.warning("%s is served no more", leaving.service.name)
         if not leaving.asleep:
             self._later(self._retire(leaving))
 

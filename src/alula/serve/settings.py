@@ -7,6 +7,7 @@ its key in the file, its limits and its line of `--print-config` with it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -34,6 +35,7 @@ WORDS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
+_DIGITS = re.compile("[0-9]{1,18}")
 SEPARATORS: Mapping[str, str] = {"folders": os.pathsep, "texts": ","}
 """Between the items of a list in a variable."""
 
@@ -57,8 +59,8 @@ class Told:
 class Setting:
     """One thing that can be set; `field` is where the value goes, `name` what it is called everywhere.
 
-    `kind` says how it is written: an amount as text with a unit (2GiB), folders and texts as lists. `least` and `most`
-    belong to what is allowed, `above` does not.
+    `kind` says how it is written: an amount as text with a unit (2GiB), bytes, whose name says what they are, with one
+    or without, folders and texts as lists. `least` and `most` belong to what is allowed, `above` does not.
     """
 
     name: str
@@ -105,12 +107,18 @@ class Setting:
         """The value that a variable or a flag spells."""
         if separator := SEPARATORS.get(self.kind):
             items = [item for item in text.split(separator) if item.strip()]
+            if not items:
+                raise InputError(
+                    f"{where} is {text!r}, which names nothing; expected one or more, {separator!r} between"
+                )
             return tuple(map(Path, items)) if self.kind == "folders" else tuple(map(str.strip, items))
         if self.kind == "flag":
             if text.lower() not in WORDS:
                 raise InputError(f"{where} is {text!r}; expected one of: {', '.join(WORDS)}")
             return WORDS[text.lower()]
-        if self.kind in {"text", "amount"}:
+        if self.kind == "bytes" and _DIGITS.fullmatch(text):
+            return int(text)
+        if self.kind in {"text", "amount", "bytes"}:
             return self.from_file(text, where)
         try:
             return int(text) if self.kind == "whole number" else float(text)
@@ -119,7 +127,7 @@ class Setting:
 
     def from_file(self, value: Any, where: str) -> Any:
         """The value that stands in the file, of the type that TOML has for it."""
-        if self.kind == "amount" and isinstance(value, str):
+        if self.kind in {"amount", "bytes"} and isinstance(value, str):
             return parse_bytes(where, value)
         if self.kind in SEPARATORS and isinstance(value, list) and all(isinstance(v, str) for v in value):
             return tuple(map(Path, value)) if self.kind == "folders" else tuple(value)
@@ -133,6 +141,7 @@ class Setting:
 TYPES: Mapping[str, tuple[type, ...]] = {
     "flag": (bool,),
     "whole number": (int,),
+    "bytes": (int,),
     "number": (int, float),
     "text": (str,),
 }
@@ -142,6 +151,7 @@ EXPECTED: Mapping[str, str] = {
     "number": "a number",
     "text": "a text",
     "amount": 'a text such as "2GiB"',
+    "bytes": 'a whole number, or a text such as "2GiB"',
     "folders": "a list of texts",
     "texts": "a list of texts",
 }
@@ -175,11 +185,11 @@ def settings_of(owner: type) -> tuple[Setting, ...]:
 def _setting(each: Field[Any], hint: Any, told: Told) -> Setting:
     kinds = [kind for kind in (hint, *get_args(hint)) if kind in KINDS]
     literal = next((kind for kind in (hint, *get_args(hint)) if _is_literal(kind)), None)
-    kind = "amount" if told.amount else "text" if literal else KINDS[kinds[0]]
+    kind, name = "amount" if told.amount else "text" if literal else KINDS[kinds[0]], told.name or each.name
     return Setting(
-        name=told.name or each.name,
+        name=name,
         field=each.name,
-        kind=kind,
+        kind="bytes" if kind == "whole number" and name.endswith("_bytes") else kind,
         default=each.default,
         choices=get_args(literal),
         told=told,

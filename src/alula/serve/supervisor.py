@@ -285,8 +285,12 @@ class Supervisor:
     async def _back(self) -> EngineProcess:
         """The process; one that is being started again is waited for, but not for long."""
         if self.state == "restarting":
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), BACK_S)
+            # Not wait_for, which before Python 3.12 goes on where it settles together with a cancellation.
+            settled = asyncio.ensure_future(self._settled.wait())
+            try:
+                await asyncio.wait({settled}, timeout=BACK_S)
+            finally:
+                settled.cancel()
         if self.state != "ready" or self._current is None:
             raise EngineAway(f"the engine is {self.state}{self.reason and ': '}{self.reason}")
         return self._current
