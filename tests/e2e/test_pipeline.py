@@ -347,13 +347,38 @@ def test_three_models_stand_in_for_one_that_reads_pages_where_they_do_the_task(
         served.wait_until(lambda: server.get("/health")["engine"]["state"] == "restarting")
         instead = ocr(server, page, format="text")
         assert instead.headers["x-alula-degraded"] == "engine-away"
+        own = server.get("/v1/models")["data"][0]["id"]
         [expected] = read(reader, scan(drawn()))
         assert instead.text.strip() == expected.text
         asked = ocr(server, page, task="ask", question="what", max_tokens="4")
         assert "x-alula-degraded" not in asked.headers
         served.wait_until(server.restarted, 60)
         served.wait_until(lambda: "x-alula-degraded" not in ocr(server, page, max_tokens="4").headers, 30)
-        assert served.metric(server, "alula_degraded_requests_total", tier="pipeline") >= 1
+        assert served.metric(server, "alula_degraded_requests_total", model=own, tier="pipeline") >= 1
+        pages = drawn_tiff(8)
+        asking: dict[str, Any] = {"content": pages, "headers": {"content-type": "image/tiff"}}
+        with server.client.stream("POST", "/ocr/pdf?max_tokens=200", **asking) as answer:
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            assert answer.status_code == 200, answer.read()
+            *read_pages, last = map(json.loads, answer.iter_lines())
+        instead_of = [each for each in read_pages if told_degraded(each)]
+        assert instead_of, "the engine was ended while it wrote the first pages"
+        assert {each["text"].strip() for each in instead_of} == {expected.text}
+        assert all("engine-away" in told_degraded(each)[0] for each in instead_of)
+        counted = {"pages": 8, "failed": 0, "degraded": len(instead_of), "model": own}
+        assert counted.items() <= last["summary"].items()
+        assert served.metric(server, "alula_degraded_pages_total", model=own) >= 1 + len(instead_of)
+
+
+def drawn_tiff(count: int) -> bytes:
+    first, *more = [drawn() for _ in range(count)]
+    out = io.BytesIO()
+    first.save(out, "TIFF", save_all=True, append_images=more, compression="tiff_deflate")
+    return out.getvalue()
+
+
+def told_degraded(page: dict[str, Any]) -> list[str]:
+    return [notice["message"] for notice in page["notices"] if notice["code"] == "degraded"]
 
 
 def test_the_page_in_a_browser_shows_boxes_and_lines_of_a_pdf(server: served.Running) -> None:

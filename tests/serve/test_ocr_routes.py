@@ -205,7 +205,7 @@ def test_a_document_comes_page_by_page_in_order(server: Running) -> None:
     jsonschema.validate({**one, "pages": pages}, published_schema())
     seconds = last["summary"].pop("seconds")
     assert seconds > 0
-    counted = {"model": last["summary"]["model"], "pages": 7, "failed": 0, "skipped": 0}
+    counted = {"model": last["summary"]["model"], "pages": 7, "failed": 0, "skipped": 0, "degraded": 0}
     assert last == {"summary": {**one, **counted}}
     alone = server.client.post("/ocr?max_tokens=4", content=file(pixels(3)), headers=PNG).json()
     assert pages[3]["text"] == alone["pages"][0]["text"]

@@ -49,6 +49,7 @@ Code: TypeAlias = Literal[
     "not-as-asked",  # the answer has not the form that the task asks for
     "unplaced",  # text without a place on the page
     "untaught",  # the model was not trained for this task
+    "degraded",  # something cheaper read it, since the model that was asked for could not
     "unsure",  # the model's own probabilities say that it guessed
 ]
 """What a notice is about; these words are part of the published schema."""

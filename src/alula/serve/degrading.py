@@ -68,18 +68,25 @@ class Degrading:
         found = {name: self._look(services[name]) for name in self._substitutes if name in services}
         return {name: reason for name, reason in found.items() if reason}
 
+    def substitute(self, service: Served, kind: type[object]) -> Served | None:
+        """What of this kind could answer for a model now, whether or not it has to."""
+        found = self._substitutes.get(service.name)
+        if found is None or not isinstance(found, kind) or not self.possible:
+            return None
+        if found.spec.task == service.spec.task and (
+            found.spec.digest != service.spec.digest or lacking(found.spec, service.spec)
+        ):
+            return None  # of another checkpoint or another build, by which the served one was replaced
+        return found
+
     def instead(self, service: Served, kind: type[object]) -> Served:
         """Who answers a request for a model: itself, or what stands in for it, and then the record says so.
 
         What reads lines stands in for a model that reads pages, and not where that is to chat: not of the `kind`.
         """
-        substitute = self._substitutes.get(service.name)
-        if substitute is None or not isinstance(substitute, kind) or not self.possible:
+        substitute = self.substitute(service, kind)
+        if substitute is None:
             return service
-        if substitute.spec.task == service.spec.task and (
-            substitute.spec.digest != service.spec.digest or lacking(substitute.spec, service.spec)
-        ):
-            return service  # of another checkpoint or another build, by which the served one was replaced
         attempt = _ATTEMPT.get() or _Attempt()
         reason = attempt.reason or self._look(service)
         attempt.asked, attempt.instead = service, reason is not None

@@ -169,7 +169,7 @@ class LineReader:
         """Refuse so many pages before anybody works on them."""
         self._reading.refuse_unless_room(pages)
 
-    async def room(self) -> None:
+    async def room(self, *, covered: bool = False) -> None:
         """Pages of a document that has begun wait for a thread, and for nothing else."""
 
     async def sizes(self, images: Sequence[Upload]) -> list[int]:

@@ -57,6 +57,12 @@ class Metrics:
             ["model", "tier"],
             registry=registry,
         )
+        self._degraded_pages = Counter(
+            "alula_degraded_pages",
+            "Pages read by something cheaper than the model that was asked for",
+            ["model", "tier"],
+            registry=registry,
+        )
         self._rejected = Counter(
             "alula_admission_rejected", "Requests not taken", ["reason"], registry=registry
         )
@@ -180,6 +186,10 @@ class Metrics:
     def degraded(self, model: str, tier: str) -> None:
         """One request was answered by something cheaper."""
         self._degraded.labels(model, tier).inc()
+
+    def degraded_page(self, model: str, tier: str) -> None:
+        """One page was read by something cheaper."""
+        self._degraded_pages.labels(model, tier).inc()
 
     def connection_refused(self) -> None:
         """One connection was one too many."""

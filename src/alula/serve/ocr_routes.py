@@ -46,7 +46,7 @@ def routes(server: Server) -> list[Route]:
     async def page(request: Request, fields: Fields, deadline: Deadline) -> Response:
         given = fields.maybe("format", str) is not None
         form = fields.word("format", FORMATS) if given else accepted(request.headers.get("accept", ""))
-        one = asked(server.catalogue, lines, fields)
+        one = asked(server.catalogue, server.degrading, lines, fields)
         read, scan = await one_page(one)
         return await _written(one, read, scan, form)
 
@@ -55,7 +55,7 @@ def routes(server: Server) -> list[Route]:
         password = fields.maybe("password", str)
         selection = Selection.parse(said) if said else Selection()
         pictures = fields.get("pictures", bool, default=False)
-        one = asked(server.catalogue, lines, fields)
+        one = asked(server.catalogue, server.degrading, lines, fields)
         return await document(documents, one, selection, password, deadline, pictures=pictures)
 
     return [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,11 +22,13 @@ from alula.ocr.repetition import Guard
 from alula.ocr.stream import readable
 from alula.serve.bodies import Fields
 from alula.serve.catalogue import Catalogue
+from alula.serve.degrading import Degrading, tier_of
 from alula.serve.errors import Refused
 from alula.serve.line_reading import TASKS as TASKS_BY_LINES
 from alula.serve.line_reading import LineReader, LineReading, Trio, trio_of
+from alula.serve.records import current
 from alula.serve.uploads import Upload, images
-from alula.serve.writer import Writer
+from alula.serve.writer import Answers, Writer
 
 PAGE_PIXELS = 16_000_000
 """What a page is made smaller to, or rendered in: an A4 sheet at 400 dpi, and the most that HunyuanOCR 1.5 reads."""
@@ -35,17 +39,47 @@ MOST_ASKED_CHARACTERS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a request asks of a file, and of which model."""
+    """What a request asks of a file, of which model, and who reads: that one, or what stands in `because` of something.
 
+    `told` is what the model itself is told, in either case.
+    """
+
+    own: Writer | LineReader
     writer: Writer | LineReader
     ask: Ask
     told: str
     file: Upload
+    degrading: Degrading
+    because: str = ""
+
+    @property
+    def covered(self) -> bool:
+        """Whether something else reads a page if the model cannot; that need not do more than read lines."""
+        able = isinstance(self.own, Writer) and self.ask.task in TASKS_BY_LINES and not self.because
+        return able and self.degrading.substitute(self.own, object) is not None
+
+    def now(self) -> Asked:
+        """The same, read by whoever reads now."""
+        own = replace(self, writer=self.own, because="")
+        if not own.covered:
+            return own
+        writer = self.degrading.instead(self.own, object)
+        assert isinstance(writer, Writer | LineReader), f"{writer.name} reads no pages"
+        return own if writer is self.own else replace(own, writer=writer, because=current().because)
 
     @property
     def known(self) -> tuple[Notice, ...]:
-        """What is to be said of every page before it is read."""
-        return untaught(self.writer.name, self.writer.spec.taught, self.ask)
+        """What is to be said of a page before it is read."""
+        said = untaught(self.writer.name, self.writer.spec.taught, self.ask)
+        if not self.because:
+            return said
+        instead = f"{self.own.name} could not read it ({self.because}); read by: {self.tier}"
+        return (*said, Notice(code="degraded", message=instead))
+
+    @property
+    def tier(self) -> str:
+        """By what a page is read, in a word."""
+        return tier_of(self.writer)
 
     def taking(self, **more: Any) -> Taking:
         """How its pages are taken, within what the server allows."""
@@ -58,9 +92,9 @@ class Asked:
         )
 
 
-def asked(catalogue: Catalogue, lines: LineReading, fields: Fields) -> Asked:
+def asked(catalogue: Catalogue, degrading: Degrading, lines: LineReading, fields: Fields) -> Asked:
     """The fields of both routes; those of one of them alone must have been asked for by now."""
-    writer = _reader(catalogue, lines, fields.maybe("model", str))
+    own = _reader(catalogue, lines, fields.maybe("model", str))
     ask = Ask(
         task=_task(fields.get("task", str, "text")),
         fields=_names(fields.some(("fields",)).get("fields", "")),
@@ -75,14 +109,11 @@ def asked(catalogue: Catalogue, lines: LineReading, fields: Fields) -> Asked:
     fields.done()
     if len(files) != 1:
         raise InputError(f"{len(files)} files in one request; expected one")
-    if isinstance(writer, Writer) and ask.task in TASKS_BY_LINES:
-        writer = _now(catalogue, writer)
-    if isinstance(writer, LineReader):
-        if ask.task not in TASKS_BY_LINES:
-            does = ", ".join(TASKS_BY_LINES)
-            raise InputError(f"task is {ask.task!r}; {writer.name} reads lines, and does: {does}")
-        return Asked(writer=writer, ask=ask, told="", file=files[0])
-    return Asked(writer=writer, ask=ask, told=prompt(ask, version_of(writer.prompts)), file=files[0])
+    if isinstance(own, LineReader) and ask.task not in TASKS_BY_LINES:
+        does = ", ".join(TASKS_BY_LINES)
+        raise InputError(f"task is {ask.task!r}; {own.name} reads lines, and does: {does}")
+    told = "" if isinstance(own, LineReader) else prompt(ask, version_of(own.prompts))
+    return Asked(own=own, writer=own, ask=ask, told=told, file=files[0], degrading=degrading).now()
 
 
 async def one_page(asked: Asked) -> tuple[Page, Scan]:
@@ -95,23 +126,34 @@ async def one_page(asked: Asked) -> tuple[Page, Scan]:
 
 
 async def read(asked: Asked, scan: Scan, *, waits: bool = False) -> Page:
-    """A page read in the running batch, which is waited for or refuses; leaving it cancels the answer."""
+    """A page read in the running batch, which is waited for or refuses; leaving it cancels the answer.
+
+    Where something else can read it, an engine that is being started again is not waited for: that is EngineAway.
+    """
+    page = await _read(asked, scan, waits)
+    if asked.because and isinstance(asked.own, Writer):
+        asked.own.relieved(asked.tier)
+    return page
+
+
+async def _read(asked: Asked, scan: Scan, waits: bool) -> Page:
     writer, begun = asked.writer, perf_counter()
     if isinstance(writer, LineReader):
-        return await writer.read(scan, asked.ask)
+        page = await writer.read(scan, asked.ask)
+        return replace(page, notices=(*page.notices, *asked.known))
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
     request = bounded(writer.prompts.look(asked.told, [patches]), asked.ask, writer.prompts)
-    written = await _written(writer, request, waits)
+    waiting = partial(writer.write_in_time, covered=asked.covered)
+    written = await _written(waiting if waits else writer.write, request)
     timings = {"read_ms": (perf_counter() - begun) * 1e3}
     return await writer.made(
         len(written.text), lambda: page_of(scan, written, asked.ask, known=asked.known, timings=timings)
     )
 
 
-async def _written(writer: Writer, request: Request, waits: bool) -> Written:
+async def _written(write: Callable[[Sequence[Request]], Awaitable[Answers]], request: Request) -> Written:
     """The answer; a loop is ended as it is written."""
     guard, odds, ending = Guard(), Odds(), None
-    write = writer.write_in_time if waits else writer.write
     answers = await write([request])
     try:
         while taken := await answers.take():
@@ -169,13 +211,6 @@ def _reader(catalogue: Catalogue, lines: LineReading, model: str | None) -> Writ
         raise Refused(f"model {model!r} does {service.spec.task}, and reads no pages", status=400)
     catalogue.taken(service)
     return service
-
-
-def _now(catalogue: Catalogue, writer: Writer) -> Writer | LineReader:
-    """The model, or what stands in for it where it cannot answer; that need not do more than read lines."""
-    answering = catalogue.instead(writer, object)
-    assert isinstance(answering, Writer | LineReader), f"{answering.name} reads no pages"
-    return answering
 
 
 def _all_three(catalogue: Catalogue, lines: LineReading, trio: Trio) -> LineReader:

@@ -162,11 +162,11 @@ class _Reading:
 
     async def lines(self) -> AsyncIterator[list[Mapping[str, Any]]]:
         """Each page as the schema has it, and last what came of all."""
-        count, failed, skipped = 0, 0, 0
+        count, failed, skipped, degraded = 0, 0, 0, 0
         while (reading := await self._in_time(self._line.get())) is not None:
             page, picture = await self._in_time(reading)
             count, failed = count + 1, failed + page.noticed("failed")
-            skipped += page.noticed("skipped")
+            skipped, degraded = skipped + page.noticed("skipped"), degraded + page.noticed("degraded")
             yield [*([] if picture is None else [_shown(page, picture)]), page_to_json(page)]
             self._room.release()
         await self._feeding
@@ -174,10 +174,11 @@ class _Reading:
             "schema": SCHEMA,
             "source": self._asked.file.name,
             "task": self._asked.ask.task,
-            "model": self._asked.writer.name,
+            "model": self._asked.own.name,
             "pages": count,
             "failed": failed,
             "skipped": skipped,
+            "degraded": degraded,
             "seconds": round(monotonic() - self._begun, 3),
         }
         yield [{"summary": summary}]
@@ -217,13 +218,18 @@ class _Reading:
             assert not isinstance(done, Lost), "only a whole file has no page"
             return done.page
         try:
-            await self._asked.writer.room()
-            return await read(self._asked, one, waits=True)
+            return await self._asked.degrading.answered(lambda: self._read(one))
         except AlulaError as error:
             if self._opened.documents.stopped():  # no fault of the page: what was read is all there will be
                 what = f"page {one.index + 1} was not read, nor were those after it: the server was stopped"
                 raise Overloaded(what, draining=True) from error
             return Page.of(one, notices=(Notice(code="failed", message=str(error)),))
+
+    async def _read(self, scan: Scan) -> Page:
+        """Read by whoever does so now: what stands in for a model does that page by page."""
+        asked = self._asked.now()
+        await asked.writer.room(covered=asked.covered)
+        return await read(asked, scan, waits=True)
 
     async def _in_time(self, work: Any) -> Any:
         """What comes of something, before the client's time is over."""

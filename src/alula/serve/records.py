@@ -97,8 +97,11 @@ class Record:
             self.input = digest.hexdigest()[:DIGEST_DIGITS]
 
     def asked(self, model: str, items: int) -> None:
-        """Which model is to do how many things; one that is asked again for the same request has more to do."""
-        self.model = model
+        """Which model is to do how many things; one that is asked again for the same request has more to do.
+
+        What stands in for the model that was asked for does not change its name.
+        """
+        self.model = self.model if self.degraded else model
         self.items += items
 
     def ran(self, since: float, started: float, ended: float) -> None:

@@ -21,6 +21,7 @@ from alula.serve import terms
 from alula.serve.aside import tokenized
 from alula.serve.decoding import Decoders
 from alula.serve.errors import Refused
+from alula.serve.exchange import EngineAway
 from alula.serve.fleet import Fleet
 from alula.serve.metrics import Metrics
 from alula.serve.options import ServeOptions
@@ -137,10 +138,15 @@ class Writer:
                 retry_s=self._pace.seconds_for(max(1, there + answers - most)),
             )
 
-    async def room(self) -> None:
-        """Wait for room for one more answer, and for an engine that is being started again; as long as one may take."""
+    async def room(self, *, covered: bool = False) -> None:
+        """Wait for room for one more answer, and for an engine that is being started again; as long as one may take.
+
+        Where something else answers meanwhile, the model is `covered`, and EngineAway is raised at once.
+        """
         until = monotonic() + self._options.answer_timeout_s
         while True:
+            if covered and self._engines.state != "ready":
+                raise EngineAway(f"the engine is {self._engines.state}")
             try:
                 self.refuse_unless_room(1)
             except Overloaded:
@@ -175,17 +181,21 @@ class Writer:
         self._metrics.prompts(self.name, read)
         return Answers(stream, until, within_s, self._close)
 
-    async def write_in_time(self, requests: Sequence[Request]) -> Answers:
+    async def write_in_time(self, requests: Sequence[Request], *, covered: bool = False) -> Answers:
         """As `write`, but waits for room as `room` does: others may have taken it meanwhile."""
         until = monotonic() + self._options.answer_timeout_s
         while True:
-            await self.room()
+            await self.room(covered=covered)
             try:
                 return await self.write(requests)
             except Overloaded:
                 if monotonic() >= until:
                     raise
             await asyncio.sleep(ROOM_S)
+
+    def relieved(self, tier: str) -> None:
+        """Take note of a page that something cheaper read instead."""
+        self._metrics.degraded_page(self.name, tier)
 
     def _ended(self, began: float, now: float) -> None:
         """Note an answer that has ended, and the time since the one before it, or since there was any."""
