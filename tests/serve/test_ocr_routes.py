@@ -30,6 +30,7 @@ from alula.documents import Scan, page_to_json, published_schema
 from alula.looking import Looker
 from alula.ocr import Ask
 from alula.ocr.hunyuan import ModelReader
+from alula.ocr.loading import Taking, looked_at
 from alula.serve.ocr_routes import PATHS, accepted
 
 torch = pytest.importorskip("torch")
@@ -104,7 +105,8 @@ def until(true: Callable[[], bool], within_s: float = 15) -> None:
 def test_an_image_is_read_as_the_command_line_reads_it(server: Running, bundle: Bundle) -> None:
     looker = Looker.open(bundle, cache_bytes=1 << 26, threads=1, sequences=1)
     reader = ModelReader(looker, "tiny")
-    [page] = reader.read([Scan(source="a", index=0, pixels=pixels())], Ask(task="text", max_tokens=8))
+    seen = looked_at(Scan(source="a", index=0, pixels=pixels()), Taking())
+    [page] = reader.read([seen], Ask(task="text", max_tokens=8))
     reader.close()
     content = file(pixels())
     data = base64.b64encode(content).decode()
