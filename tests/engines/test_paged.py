@@ -257,9 +257,10 @@ def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
     assert asked("int8-weights", "avx2") == [(0, None, "f32", 32)] * 2
     few = [(0, None, "bf16", 32), (32, None, "bf16", 32), (0, "bf16", "bf16", None)]
     assert asked("int4-weights", *amx) == asked("int8-weights", *amx) == few
-    eight_bits = asked("int8-weights", "avx512f", "avx512_vnni", "avx512_bf16")
-    assert eight_bits == [(0, None, "f32", 32), (0, None, "f32", 32), (0, None, "f32", 64)]
-    assert asked("int4-weights", "avx_vnni") == eight_bits
+    vnni = ("avx512f", "avx512_vnni", "avx512_bf16")
+    eight_bits = [(0, None, "f32", 32), (0, None, "f32", 32), (0, None, "f32", 64)]
+    assert asked("int8-weights", *vnni) == asked("int4-weights", "avx_vnni") == eight_bits
+    assert asked("int4-weights", *vnni) == [(0, None, "f16", 32), (0, None, "f16", 32), (0, None, "f16", 64)]
     assert [way.widened for way in ways("int4-weights", ("avx_vnni",))] == [False, True, True]
     assert not any(way.widened for way in ways("int8-weights", ("avx_vnni",)))
 
