@@ -54,7 +54,7 @@ lines is often outside the box, by less than so many heights."""
 LEAST_SCORE = 0.5
 """What is read with less is left out: it is no text."""
 
-DOUBTFUL, WIDER = 0.9, 1.0
+DOUBTFUL, WIDER = 0.95, 1.0
 """What is read with less is read once more: the other way round if it looks upside down, and wider."""
 
 UPSIDE_DOWN = "180"
