@@ -25,13 +25,15 @@ import served
 from PIL import Image, ImageDraw, ImageFont
 
 from alula.cli import main
+from alula.codecs import Raster
 from alula.core.errors import InputError
 from alula.core.progress import Silent
 from alula.documents import Page, Scan, page_to_json
 from alula.documents.pdf import Pdf
-from alula.ocr import Ask, open_reader
+from alula.ocr import Ask, open_reader, pipeline
 from alula.ocr.pipeline import Pipeline
 from alula.packaged import PACKAGES, build_pipeline, model_files
+from alula.verify.characters import edit_distance
 
 TEXTS = (
     "Invoice No. 20488 of 2026-03-14",
@@ -147,6 +149,22 @@ def test_a_line_upside_down_among_upright_ones_is_read(reader: Pipeline) -> None
     page.paste(last, (60, 340))
     [given] = read(reader, scan(page))
     assert letters(given.text.splitlines()[-1]) == letters(TEXTS[-1])
+
+
+def test_a_doubtful_line_that_only_looks_turned_is_read_upright_too(
+    reader: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read upside down alone, and came out as `wun   o d  o i o m`."""
+    raster = Raster(scan(drawn()).pixels)
+    boxes = [
+        np.array([(75, 78 + 90 * at), (900, 78 + 90 * at), (900, 122 + 90 * at), (75, 122 + 90 * at)], float)
+        for at in range(4)
+    ]
+    monkeypatch.setattr(pipeline, "SQUEEZE", 0.2)
+    monkeypatch.setattr(reader, "_turned", lambda raster, box: True)
+    lines = [letters(line.text) for _, line in reader._read(raster, boxes)]
+    wrong = [edit_distance(line, letters(text)) for line, text in zip(lines, TEXTS, strict=True)]
+    assert max(wrong) <= 2, lines
 
 
 def test_pages_are_taken_one_by_one_and_an_empty_one_has_no_text(reader: Pipeline) -> None:

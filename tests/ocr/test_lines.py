@@ -15,6 +15,7 @@ from alula.ocr.lines import (
     begun,
     closer,
     cut_above,
+    doubtful,
     looked_at,
     piece_end,
     reading_width,
@@ -191,3 +192,20 @@ def test_a_long_page_is_cut_between_lines() -> None:
     # What is beside the one that was cut through, and reaches higher, goes with it.
     assert cut_above([line(930, 960), line(915, 935)], 1000) == 914
     assert cut_above([line(100, 1000)], 1000) == 1000, "nothing to cut between: the edge it is"
+
+
+@pytest.mark.parametrize(
+    ("score", "characters", "width", "again"),
+    [
+        (0.96, 40, 900, False),
+        (0.94, 40, 900, True),
+        (0.98, 100, 900, True),
+        (0.995, 100, 900, False),
+        (0.5, 0, 32, True),
+    ],
+)
+def test_lines_that_were_read_with_doubt_or_in_little_room_are_read_again(
+    score: float, characters: int, width: int, again: bool
+) -> None:
+    """Of nine pixels a letter, `spell` came out as `spel` with a score of 0.98."""
+    assert doubtful(score, characters, width) is again

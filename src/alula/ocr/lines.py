@@ -20,6 +20,13 @@ LONG, PIECE = 2.0, 1.5
 """A page that is so many times as high as wide is looked at in pieces, each so many times: letters of a long receipt
 would be too low to be seen."""
 
+LEAST_SURE = 0.95
+"""What is read with a lower score is read once more."""
+
+CROWDED, CROWDED_SURE = 12.0, 0.99
+"""Where a character has fewer pixels of the width that is read, one of two that are alike is dropped: recognisers tell
+one every eight pixels, and need some between these. Such lines are sure from a higher score on."""
+
 _CUT = 0.05
 """The share of a piece at its lower edge that the next one is to show whole."""
 
@@ -124,6 +131,11 @@ def turned_back(box: Corners, turns: int, width: int, height: int) -> Corners:
         3: (down, height - across),
     }
     return np.column_stack(places[turns % 4])
+
+
+def doubtful(score: float, characters: int, width: int) -> bool:
+    """Whether a line that was read so, in so many pixels of width, is to be read once more."""
+    return score < (CROWDED_SURE if width < CROWDED * characters else LEAST_SURE)
 
 
 def reading_width(box: Corners, height: int, squeeze: float, widest: int) -> int:

@@ -27,6 +27,7 @@ from alula.ocr.lines import (
     begun,
     closer,
     cut_above,
+    doubtful,
     looked_at,
     piece_end,
     reading_width,
@@ -54,8 +55,8 @@ lines is often outside the box, by less than so many heights."""
 LEAST_SCORE = 0.5
 """What is read with less is left out: it is no text."""
 
-DOUBTFUL, WIDER = 0.95, 1.0
-"""What is read with less is read once more: the other way round if it looks upside down, and wider."""
+WIDER = 1.0
+"""What is read with doubt is read once more, so wide."""
 
 UPSIDE_DOWN = "180"
 """What the model of orientation says of a line that stands on its head."""
@@ -83,6 +84,8 @@ class Pipeline:
         self._detect, self._turn, self._recognise = (parts[part] for part in PARTS)
         self._boxes = DetectionCodec(self._detect.bundle.model, BOXES)
         self._lines = RecognitionCodec(self._recognise.bundle.model)
+        [taken] = self._recognise.engine.inputs
+        self._height = int(taken.shape[2])
         self._owned = ExitStack()
 
     @classmethod
@@ -197,26 +200,31 @@ class Pipeline:
         return self._turn.bundle.model.labels[int(scores.argmax())] == UPSIDE_DOWN
 
     def _read(self, raster: Raster, boxes: Sequence[Corners]) -> list[tuple[Corners, Line]]:
-        """Each line; doubtful ones once more, the other way round or wider, if that is better."""
+        """Each line; doubtful ones once more, wider, and the other way round, too, if they look it: the best counts."""
         read = list(zip(boxes, self._recognised(raster, boxes, SQUEEZE), strict=True))
-        doubtful = [at for at, (_, line) in enumerate(read) if line.score < DOUBTFUL]
-        others = [
-            upside_down(box) if self._turned(raster, box) else box for box in (boxes[at] for at in doubtful)
-        ]
-        for at, other, line in zip(doubtful, others, self._recognised(raster, others, WIDER), strict=True):
+        again = [at for at in range(len(read)) if self._doubtful(*read[at])]
+        turned = [at for at in again if self._turned(raster, boxes[at])]
+        others = [(at, boxes[at]) for at in again] + [(at, upside_down(boxes[at])) for at in turned]
+        lines = self._recognised(raster, [box for _, box in others], WIDER)
+        for (at, box), line in zip(others, lines, strict=True):
             if line.score > read[at][1].score:
-                read[at] = (other, line)
+                read[at] = (box, line)
         return read
 
+    def _doubtful(self, box: Corners, line: Line) -> bool:
+        return doubtful(line.score, len(line.text), self._width(with_ends(box, ENDS), SQUEEZE))
+
+    def _width(self, box: Corners, squeeze: float) -> int:
+        """Of a line as it is read, in pixels."""
+        return reading_width(box, self._height, squeeze, self._recognise.profile.axes["width"].max)
+
     def _recognised(self, raster: Raster, boxes: Sequence[Corners], squeeze: float) -> list[Line]:
-        [taken] = self._recognise.engine.inputs
-        height, widest = int(taken.shape[2]), self._recognise.profile.axes["width"].max
         whole = [with_ends(box, ENDS) for box in boxes]
-        widths = [reading_width(box, height, squeeze, widest) for box in whole]
+        widths = [self._width(box, squeeze) for box in whole]
         rows = min(_ROWS, self._recognise.profile.axes["batch"].max)
         lines: dict[int, Line] = {}
         for batch in batches(widths, cells=_CELLS, rows=rows):
-            pixels = [blue_first(raster.line(whole[at], widths[at], height)) for at in batch]
+            pixels = [blue_first(raster.line(whole[at], widths[at], self._height)) for at in batch]
             outputs = self._recognise.run(self._lines.collate(pixels, self._recognise.profile))
             for at, steps in zip(batch, outputs["probabilities"], strict=False):  # engines may pad the rows
                 lines[at] = self._lines.read(steps)
