@@ -12,6 +12,7 @@ from alula.codecs.patches import Patcher, Patches
 from alula.codecs.pictures import (
     MOST_PIXELS,
     Sheet,
+    captioned,
     count_sheets,
     decode,
     decode_sheet,
@@ -56,6 +57,7 @@ __all__ = [
     "TokenLabel",
     "answers",
     "blue_first",
+    "captioned",
     "classes",
     "collate",
     "count_sheets",

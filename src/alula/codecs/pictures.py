@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ MOST_PAGES = 10_000
 _SCREEN_DPI = 96
 """What programs write into files whose size on paper they do not know, or less."""
 
+_LEAST_CAPTION, _MOST_CAPTION = 14, 40
 _JPEG_QUALITY = 85
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -138,6 +140,25 @@ def outlined(
     for outline in outlines:
         drawing.polygon(list(outline), outline=(220, 0, 0), width=2)
     return np.array(picture)
+
+
+def captioned(pixels: NDArray[np.uint8], said: Sequence[str]) -> NDArray[np.uint8]:
+    """A page with lines of words on white below it; as it is where there are none."""
+    from PIL import Image as pillow  # noqa: PLC0415, N813
+    from PIL import ImageDraw, ImageFont  # noqa: PLC0415
+
+    if not said:
+        return pixels
+    width = pixels.shape[1]
+    size = max(_LEAST_CAPTION, min(width // 45, _MOST_CAPTION))
+    # A letter is half as wide as high.
+    lines = [part for line in said for part in textwrap.wrap(line, max(8, int(2 * width / size) - 2))]
+    below = pillow.new("RGB", (width, round(1.3 * size) * len(lines) + size), "white")
+    drawing = ImageDraw.Draw(below)
+    for at, line in enumerate(lines):
+        place = (size // 2, size // 2 + at * round(1.3 * size))
+        drawing.text(place, line, font=ImageFont.load_default(size), fill=(220, 0, 0))
+    return np.concatenate([pixels, np.asarray(below)])
 
 
 def straightened(pixels: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:

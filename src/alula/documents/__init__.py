@@ -10,7 +10,7 @@ from alula.documents.formats import (
     published_schema,
     written,
 )
-from alula.documents.quality import Quality, measured, notices_of, without_specks
+from alula.documents.quality import Quality, measured, notices_of, printed, without_specks
 from alula.documents.searchable import SearchablePdf
 from alula.documents.tables import tables_in, to_html, to_rows
 from alula.documents.values import (
@@ -52,6 +52,7 @@ __all__ = [
     "measured",
     "notices_of",
     "page_to_json",
+    "printed",
     "published_schema",
     "rectangle",
     "tables_in",

@@ -161,6 +161,18 @@ def to_grey(pixels: Pixels) -> Grey:
     return grey
 
 
+def printed(pixels: Pixels) -> NDArray[np.bool_]:
+    """Which pixels of a page (height, width, colour) are ink, but for rules of forms and tables: (height, width)."""
+    grey = to_grey(pixels)
+    threshold, _, _ = two_classes(grey)
+    ink = _smaller(grey <= threshold)
+    level, upright = (
+        _without_rules(turned, _RULE_STRIPS * max(_STRIP, turned.shape[1] // _STRIPS))
+        for turned in (ink, ink.T)
+    )
+    return level & upright.T
+
+
 def two_classes(grey: Grey) -> tuple[int, float, float]:
     """The level that parts dark from bright with the least spread in both (Otsu 1979), and the mean of each side."""
     counts = np.bincount(grey[::2].ravel(), minlength=_LEVELS).astype(np.float64)

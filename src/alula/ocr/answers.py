@@ -11,6 +11,7 @@ from alula.documents import Block, BlockKind, Notice, Page, Scan, Task, tables_i
 from alula.documents.tables import parts
 from alula.ocr.fields import fields_to_text, read_fields
 from alula.ocr.odds import Odds, unsure
+from alula.ocr.places import misplaced
 from alula.ocr.prompts import prompt
 from alula.ocr.reader import PICTURES, Ask
 from alula.ocr.repetition import Loop, loop_at_end, without_loop
@@ -52,6 +53,8 @@ def page_of(scan: Scan, written: Written, ask: Ask, *, known: Sequence[Notice] =
         read = {"text": "\n".join(block.text for block in blocks), "blocks": blocks}
         if any(block.box is None for block in blocks):
             notices.append(Notice(code="unplaced", message="a part of the text came without its place"))
+        if written.odds.mean is not None:  # it was taught a part of the tasks, on pages of nothing but print
+            notices += misplaced(scan.pixels, blocks)
     elif ask.task == "fields":
         fields, amiss = read_fields(raw, ask.fields)
         read = {"text": fields_to_text(fields), "fields": fields}

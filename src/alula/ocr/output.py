@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from alula.codecs import outlined, to_jpeg
+from alula.codecs import captioned, outlined, to_jpeg
 from alula.core.errors import InputError
 from alula.documents import TEXT_FORMATS, Page, Scan, SearchablePdf, Task, TextFormat
 
@@ -150,15 +150,27 @@ def _is_left(path: Path) -> bool:
 
 
 def draw(page: Page, scan: Scan, beside: Path) -> None:
-    """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.boxes.jpg`."""
+    """Write the page with its boxes, as JPEG, into the folder of its result: `NAME-NUMBER.boxes.jpg`.
+
+    What should be known of it stands below.
+    """
     to = beside.with_name(f"{beside.stem}-{page.index + 1}{DRAWN}")
     aside = _aside(to)
     boxes = [block.box for block in page.blocks if block.box is not None]
     try:
-        aside.write_bytes(to_jpeg(outlined(scan.pixels, boxes)))
+        aside.write_bytes(to_jpeg(captioned(outlined(scan.pixels, boxes), _caption(page, len(boxes)))))
         aside.replace(to)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _caption(page: Page, boxes: int) -> list[str]:
+    said = [f"{notice.code}: {notice.message}" for notice in page.notices]
+    return (
+        said
+        if boxes or not page.text
+        else [*said, "what was read came without places: --task spotting asks for them"]
+    )
 
 
 def places(sources: Sequence[str], output: Path | None, form: str) -> list[Path | None]:
