@@ -142,6 +142,15 @@ def test_a_table_is_read_row_by_row() -> None:
     assert rows_in_order(boxes) == [[2 * row, 2 * row + 1] for row in range(6)]
 
 
+def test_a_form_is_read_row_by_row() -> None:
+    """Its names were read first, and then what is filled in: on a narrow page both are a fifth as wide as all."""
+    widths = [(80, 125), (65, 140), (82, 165), (55, 85), (66, 70)]
+    boxes = [box(150, -90, 340, -60)]
+    for row, (name, value) in enumerate(widths):
+        boxes += [box(0, 80 * row, name, 80 * row + 24), box(162, 80 * row - 3, 162 + value, 80 * row + 21)]
+    assert rows_in_order(boxes) == [[0], *([2 * row + 1, 2 * row + 2] for row in range(5))]
+
+
 def test_three_columns_are_read_from_the_left() -> None:
     boxes = [box(x, 30 * row, x + 300, 30 * row + 20) for row in range(4) for x in (0, 340, 680)]
     assert [at for row in rows_in_order(boxes) for at in row] == [

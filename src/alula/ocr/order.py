@@ -27,6 +27,9 @@ _ROWS = 3
 _WIDE = 0.2
 """The middle line of a column of text has this share of the width of all; columns of tables are narrower."""
 
+_WIDE_IN_ROWS = 0.26
+"""Where each line of one side has one of the other beside it, as the names in a form have what is filled in."""
+
 
 def rows_in_order(boxes: Sequence[Corners]) -> list[list[int]]:
     """Which boxes stand in each row, from left to right; rows in reading order.
@@ -87,13 +90,21 @@ def _side_by_side(group: list[int], extents: Extents) -> tuple[list[int], list[i
     gutter = _GUTTER * float(np.median(extents[group, 3] - extents[group, 1]))
     ordered = sorted(group, key=lambda at: extents[at, 0])
     reach = np.maximum.accumulate(extents[ordered, 2])
-    least = _WIDE * float(reach[-1] - extents[ordered[0], 0])
+    whole = float(reach[-1] - extents[ordered[0], 0])
     for at in np.flatnonzero(extents[ordered[1:], 0] - reach[:-1] > gutter) + 1:
         sides = ordered[:at], ordered[at:]
         widths = [np.median(extents[side, 2] - extents[side, 0]) for side in sides]
-        if min(map(len, sides)) >= _ROWS and min(widths) >= least:
+        least = _WIDE_IN_ROWS if _in_rows(*sides, extents) else _WIDE
+        if min(map(len, sides)) >= _ROWS and min(widths) >= least * whole:
             return sides
     return None
+
+
+def _in_rows(one: Sequence[int], other: Sequence[int], extents: Extents) -> bool:
+    """Whether the middle of each line of the shorter side lies within one of the other."""
+    few, many = sorted((one, other), key=len)
+    middles = (extents[few, 1] + extents[few, 3])[:, None] / 2
+    return bool(((extents[many, 1] < middles) & (middles < extents[many, 3])).any(axis=1).all())
 
 
 def _rows(group: list[int], extents: Extents) -> list[list[int]]:
