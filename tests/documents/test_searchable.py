@@ -103,6 +103,17 @@ def test_pages_follow_one_another_with_text_that_has_no_place_too() -> None:
     assert [_text(document, at) for at in range(3)] == ["# one\nfirst a b", "", "three"]
 
 
+def test_marks_of_markdown_are_not_searched_for() -> None:
+    table = "<table><tr><td>a</td><td>b</td></tr></table>"
+    blocks = [
+        Block(kind="title", text="one"),
+        Block(kind="text", text="first\n- second"),
+        Block(kind="table", text=table),
+    ]
+    document = _pdf(_page(*blocks, text=f"# one\n\nfirst\n- second\n{table}"), task="document")
+    assert _text(document) == "one\nfirst\n- second\na b"
+
+
 @pytest.mark.parametrize(
     ("dpi", "points"), [(100, (576, 432)), (None, (384, 288)), (0, (384, 288)), (0.5, (14400, 10800))]
 )

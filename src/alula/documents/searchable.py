@@ -177,7 +177,9 @@ def _lines(page: Page, task: Task) -> Iterator[_Line]:
     placed = [(block.text, block.box) for block in page.blocks if block.box is not None]
     if not placed:
         whole = rectangle(0, 0, page.width, page.height)
-        placed = [(plain(page.text, task), whole)] if page.text.strip() else []
+        # Blocks have no marks of Markdown, which nobody searches for.
+        pieces = [block.text for block in page.blocks] or [page.text]
+        placed = [("\n".join(plain(piece, task) for piece in pieces), whole)] if page.text.strip() else []
     for text, box in placed:
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         yield from (_Line(text=line, box=_slice(box, at, len(lines))) for at, line in enumerate(lines))
