@@ -77,10 +77,10 @@ def _blocks(name: str, profiles: tuple[Sizes, ...], precision: str = "fp16") -> 
 
 
 # A page of 640 x 640 is 422 tokens; its prompt and 256 of an answer lie in a cache of 1,024 places.
-STEP: Sizes = {"batch": Range(1, 1, 32), "length": Range(1, 1, 1), "total": Range(1, 1024, 1024)}
+STEP: Sizes = {"batch": Range(1, 8, 32), "length": Range(1, 1, 1), "total": Range(1, 1024, 1024)}
 PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": Range(1, 512, 1024)}
 # An image of 2816 x 1472 is 4,096 tokens, one of 1280 x 1280 is 1,642.
-LONG: Sizes = {"batch": Range(1, 1, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
+LONG: Sizes = {"batch": Range(1, 4, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
 EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 1), "total": Range(1, 512, 1024)}
 PLANS: Mapping[str, Parted] = {
     **_blocks("decoder", (STEP, PROMPT)),

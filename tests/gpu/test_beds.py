@@ -16,7 +16,7 @@ from alula.core.engine import Engine
 from alula.core.errors import OutOfMemoryError, ShapeError
 from alula.engines.dense import Dense, Loaded
 from alula.engines.tensorrt import beds as beds_module
-from alula.engines.tensorrt.beds import Layout
+from alula.engines.tensorrt.beds import Bed, Layout
 from alula.engines.tensorrt.session import TensorRtSession
 
 pytest.importorskip("transformers")
@@ -58,28 +58,52 @@ def opened(engine: Engine, tmp_path: Path) -> Opened:
 
 
 def test_steps_are_replayed_and_their_caches_never_leave(opened: Opened) -> None:
-    """Two graphs, one from each half into the other; what is copied is what a step is told and its logits."""
+    """What is copied is what a step is told, its logits, and what it adds to the caches: that by one call."""
     opened.dense.start(0)
     opened.step(0, tokens=5)
     for _ in range(4):
         opened.step(0)
-    assert opened.calls("cudaGraphInstantiate") == 2
+    assert opened.calls("cudaGraphInstantiate") == 1
     opened.calls("cudaGraphLaunch"), opened.calls("cudaMemcpyAsync"), opened.calls("cudaMemcpy3DAsync")
     for _ in range(10):
         opened.step(0)
-    assert opened.calls("cudaGraphLaunch") == 10
-    assert opened.calls("cudaMemcpyAsync") == opened.calls("cudaMemcpy3DAsync") == 0
+    assert opened.calls("cudaGraphLaunch") == opened.calls("cudaMemcpy3DAsync") == 10
+    assert opened.calls("cudaMemcpyAsync") == 0
 
 
 def test_rows_that_join_are_copied_by_one_call_each(opened: Opened) -> None:
+    """A prompt lies in one piece at the first places; what came behind the end of a row is another one."""
     for each in range(3):
         opened.dense.start(each)
         opened.step(each, tokens=2 + each)
     opened.calls("cudaMemcpy3DAsync")
     opened.step(0, 1, 2)
-    assert opened.calls("cudaMemcpy3DAsync") == 3
+    assert opened.calls("cudaMemcpy3DAsync") == 3 + 1
     opened.step(0, 1, 2)
-    assert opened.calls("cudaMemcpy3DAsync") == 0
+    assert opened.calls("cudaMemcpy3DAsync") == 1
+    opened.step(0)
+    assert opened.calls("cudaMemcpy3DAsync") == 3 * 2 + 1
+
+
+def test_a_step_takes_one_piece_of_memory_and_not_two(opened: Opened) -> None:
+    opened.dense.start(0)
+    opened.calls("cudaMalloc")
+    opened.step(0, tokens=5)
+    opened.step(0)
+    assert opened.calls("cudaMalloc") == 1
+
+
+@pytest.mark.parametrize("length", range(9))
+def test_a_bed_goes_round(length: int) -> None:
+    """Places as they are read, the older ones first, are those that were written last."""
+    width, written = 8, np.full(8, -1)
+    bed = Bed(memory=None, half=0, count=1, width=width)
+    for token, new in enumerate((3, 1, 1, 2, 1, 1, 1, 4)):
+        bed = bed.behind(new)
+        places = [place for begin, end in bed.lies(new) for place in range(begin, end)]
+        written[places] = token * 10 + np.arange(new)
+    read = [written[place] for begin, end in bed.lies(length) for place in range(begin, end)]
+    assert read == [31, 40, 50, 60, 70, 71, 72, 73][8 - length :]
 
 
 def test_memory_is_used_again_and_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,14 @@ class Decoder:
 
     @property
     def in_place(self) -> bool:
-        """Whether a past comes back as wide as it was."""
+        """Whether a past stays as wide as it was."""
+        return self._given in {"past", "length"}
+
+    @property
+    def _given(self) -> str:
+        """How many places of a cache a step gives."""
         shape = self.graph.graph.outputs[1].shape
-        return shape is not None and str(shape[2]) == "past"
+        return "" if shape is None else str(shape[2])
 
     def empty(self, rows: int) -> Cache:
         """A past of no tokens, with room for some where it does not grow."""
@@ -82,6 +87,9 @@ class Decoder:
             **past,
         }
         logits, *present = self.session.run(None, feeds)
+        if self._given == "length":
+            joined = zip(past.values(), present, strict=True)
+            present = [np.concatenate(pair, axis=2)[:, :, -WIDTH:] for pair in joined]
         return logits, dict(zip(past, present, strict=True))
 
     def parts(self, ids: Ints, lengths: Sequence[int], mask: Ints | None = None) -> Floats:

@@ -56,7 +56,7 @@ class Arrays:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._past = pasts(session.inputs)
+        self._past, self._new_alone = pasts(session.inputs), gives_new(session.outputs)
         self._names = {spec.name for spec in session.inputs}
 
     def empty(self) -> Past:
@@ -77,8 +77,14 @@ class Arrays:
         """Everything goes in and comes out."""
         taken = {**feeds, **past, **cross}
         given = self._session.run({name: taken[name] for name in self._names})
-        kept = {spec.name: given[present(spec.name)] for spec in self._past}
+        kept = {spec.name: self._after(past[spec.name], given[present(spec.name)]) for spec in self._past}
         return given[said(self._session.outputs)], kept
+
+    def _after(self, past: Cache, given: Cache) -> Cache:
+        """The past behind a call; the oldest places are given up where the new ones alone come back."""
+        if not self._new_alone:
+            return given
+        return np.concatenate([past, given], axis=2)[:, :, given.shape[2] :]
 
 
 def caches_of(session: Session) -> Caches:
@@ -123,5 +129,17 @@ def stacked(held: Sequence[Cache], sizes: Sequence[int], shape: tuple[int, int],
 
 
 def grows(outputs: Iterable[TensorSpec]) -> bool:
-    """Whether a past comes back wider by the new tokens; otherwise it comes back as wide as it was."""
-    return any(spec.shape[2] != "past" for spec in outputs if spec.name.startswith("present."))
+    """Whether a past comes back wider by the new tokens; otherwise it stays as wide as it was."""
+    return any(spec.shape[2] not in {"past", _NEW} for spec in _presents(outputs))
+
+
+def gives_new(outputs: Iterable[TensorSpec]) -> bool:
+    """Whether what comes back is of the new tokens alone."""
+    return any(spec.shape[2] == _NEW for spec in _presents(outputs))
+
+
+def _presents(outputs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    return [spec for spec in outputs if spec.name.startswith("present.")]
+
+
+_NEW = "length"

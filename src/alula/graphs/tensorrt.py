@@ -11,6 +11,7 @@ from alula.graphs.passes.attention import DecomposeAttention, head_size
 from alula.graphs.passes.choice import FUSED, REGION, WHOLE_ATTENTION, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
+from alula.graphs.passes.give_new import GiveNew
 from alula.graphs.passes.keep_width import KeepWidth
 from alula.graphs.passes.norms import DecomposeNorms
 from alula.graphs.passes.opset import LowerOpset
@@ -51,11 +52,12 @@ def tensorrt_passes(
     passes: list[Pass] = [
         ClearMetadataAndDocStringPass(),
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        GiveNew(),
         KeepWidth(),
         FoldAffine(),
     ]
     if not whole:
-        passes.append(DecomposeAttention(late=halved, longest=longest))
+        passes.append(DecomposeAttention(late=halved, apart=True, longest=longest))
     elif halved:
         passes.append(DecomposeAttention(lambda node: not _has_kernel(node) or _is_kept(node, keep)))
     if precision == "bf16":

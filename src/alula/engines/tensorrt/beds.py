@@ -1,20 +1,25 @@
-"""Caches of a decoder that stay on the GPU: what a step gives lies where the next one takes it."""
+"""Caches of a decoder that stay on the GPU: what a step gives lies where the next one takes it.
+
+Where a step gives the new places alone, they are written over the oldest ones, which nobody sees: the bed goes round,
+and says where its first place is. What sees all places in any order is told by the mask which of them count.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import TypeAlias
 
 import numpy as np
 
 from alula.core.engine import Plan
 from alula.core.errors import RunError
-from alula.core.profile import pick
+from alula.core.profile import Profile, pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
-from alula.engines.caches import Held, grows, pasts, present, said
+from alula.engines.caches import Held, gives_new, grows, pasts, present, said
 from alula.engines.cuda import Buffer, Cuda, Rows
 from alula.engines.tensorrt.lane import Ends, Lane, Loaded
 from alula.engines.tensorrt.shapes import Key
@@ -25,23 +30,41 @@ SPARE = 8
 """Beds that nobody lies in and that are kept with their graphs; beyond, all of them go."""
 SOURCES = 8
 """What sequences look at, on the GPU; beyond, the one longest unused goes."""
+MASK = "attention_mask"
+
+Halves: TypeAlias = tuple[Buffer, ...]
 
 
 class Memory:
-    """Two halves on the GPU; a step reads one and writes the other."""
+    """One piece on the GPU that is read and added to, or two halves: a step reads one and writes the other."""
 
-    def __init__(self, halves: tuple[Buffer, Buffer]) -> None:
+    def __init__(self, halves: Halves) -> None:
         self.halves = halves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bed:
-    """Rows of a cache [row, head, place, feature] in one half of a memory; none where it has no places."""
+    """Rows of a cache [row, head, place, feature] in one half of a memory; none where it has no places.
+
+    The places of a row go round: the oldest one is at `first`.
+    """
 
     memory: Memory | None
     half: int
     count: int
     width: int
+    first: int = 0
+
+    def lies(self, length: int) -> list[tuple[int, int]]:
+        """Where the newest places lie, so many of them: from one place up to another, the older ones first."""
+        begin = self.first + self.width - length
+        if begin >= self.width:
+            return [(begin - self.width, self.first)] if length else []
+        return [(begin, self.width)] + ([(0, self.first)] if self.first else [])
+
+    def behind(self, new: int) -> Bed:
+        """The same with so many new places instead of the oldest."""
+        return replace(self, first=(self.first + new) % self.width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,10 +118,17 @@ class Beds:
         )
         kept = (*self._past, *self._cross)
         names = [*(spec.name for spec in kept), *(present(spec.name) for spec in self._past)]
-        self._free: dict[int, list[tuple[Buffer, Buffer]]] = {}
-        self._all: set[tuple[Buffer, Buffer]] = set()
+        self._free: dict[int, list[Halves]] = {}
+        self._all: set[Halves] = set()
         self._sources: OrderedDict[int, tuple[Feeds, dict[str, Buffer]]] = OrderedDict()
         self._lane = Lane(loaded, cuda, plan.profiles, ends, names)
+        self._new = Buffer(0, 0)
+        if gives_new(ends[1]):
+            try:
+                self._new = cuda.malloc(max(map(self._most_new, plan.profiles)))
+            except BaseException:
+                self._lane.close()
+                raise
 
     def empty(self) -> Bed:
         """One row that holds nothing."""
@@ -112,13 +142,15 @@ class Beds:
         made = Bed(memory=memory, half=0, count=count, width=width)
         for row in range(count):
             each = held[row] if row < len(held) else held[0]
-            if each.length:
+            place = width - each.length
+            for begin, end in each.past.lies(each.length) if each.length else ():
                 self._cuda.copy_block(
-                    self._rows(made, row, each.length),
-                    self._rows(each.past, each.row, each.length),
-                    (each.length * layout.place_bytes, layout.heads, layout.tensors),
+                    self._rows(made, row, place),
+                    self._rows(each.past, each.row, begin),
+                    ((end - begin) * layout.place_bytes, layout.heads, layout.tensors),
                     self._lane.stream,
                 )
+                place += end - begin
         return made
 
     def run(self, feeds: Feeds, past: Bed, cross: Feeds) -> tuple[Array, Bed]:
@@ -129,76 +161,112 @@ class Beds:
         sizes = axis_sizes(self._others, {spec.name: taken[spec.name] for spec in self._others})
         sizes["past"] = past.width
         self._plan.profile.check(sizes)
-        into = past.memory.halves[1 - past.half].address
+        into = self._into(past)
         source = self._source(cross) if self._cross else {}
         first = next(iter(source.values()), 0)
         at: Key = (*(sizes[axis] for axis in self._axes), _address(past), into, first)
         lane = self._lane
         if not lane.knows(at):
             shapes = {spec.name: spec.sized(sizes) for spec in self._inputs}
-            size = self._layout.tensor_bytes(past.count, past.width)
+            taken_bytes = self._layout.tensor_bytes(past.count, past.width)
+            given_bytes = self._layout.tensor_bytes(past.count, self._given(past, sizes["length"]))
             elsewhere = dict(source)
             for index, spec in enumerate(self._past):
-                elsewhere[spec.name] = _address(past) + index * size
-                elsewhere[present(spec.name)] = into + index * size
+                elsewhere[spec.name] = _address(past) + index * taken_bytes
+                elsewhere[present(spec.name)] = into + index * given_bytes
             lane.prepare(at, pick(self._plan.profiles, sizes), shapes, elsewhere)
         for spec in self._others:
             if spec not in self._cross:
-                lane.fill(spec.name, feeds[spec.name], at)
+                lane.fill(
+                    spec.name, _turned(feeds[spec.name], past) if spec.name == MASK else feeds[spec.name], at
+                )
         replayed = lane.start(at)
+        after = self._after(past, sizes["length"])
         lane.wait()
         logits = lane.output(self._said, at).astype(np.float32)
         if not replayed and lane.comes_again(at):
             lane.capture(at)
-        return logits, Bed(memory=past.memory, half=1 - past.half, count=past.count, width=past.width)
+        return logits, after
 
     def close(self) -> None:
         """Release the lane, then all memory."""
         self._lane.close()
         buffers = [half for halves in self._all for half in halves]
         buffers += [buffer for _, held in self._sources.values() for buffer in held.values()]
+        buffers.append(self._new)
         for buffer in buffers:
             self._cuda.free(buffer)
         self._all.clear()
         self._free.clear()
         self._sources.clear()
 
-    def _rows(self, bed: Bed, row: int, length: int) -> Rows:
-        """Where the last places of a row lie, so many of them."""
+    def _most_new(self, profile: Profile) -> int:
+        """The bytes of what a step of this profile may add."""
+        return self._layout.bytes(profile.axes["batch"].max, profile.axes["length"].max)
+
+    def _into(self, past: Bed) -> int:
+        """Where a step writes what it gives of the caches."""
+        assert past.memory is not None
+        return self._new.address or past.memory.halves[1 - past.half].address
+
+    def _given(self, past: Bed, new: int) -> int:
+        """How many places that is."""
+        return new if self._new.size else past.width
+
+    def _after(self, past: Bed, new: int) -> Bed:
+        """The bed behind a step that was queued; new places are put over the oldest."""
+        if not self._new.size:
+            return replace(past, half=1 - past.half)
+        layout, added, place = self._layout, past.behind(new), 0
+        rows = past.count * layout.heads
+        given = Bed(memory=Memory((self._new,)), half=0, count=past.count, width=new)
+        for begin, end in added.lies(new):
+            self._cuda.copy_block(
+                self._rows(added, 0, begin),
+                self._rows(given, 0, place),
+                ((end - begin) * layout.place_bytes, rows, layout.tensors),
+                self._lane.stream,
+            )
+            place += end - begin
+        return added
+
+    def _rows(self, bed: Bed, row: int, place: int) -> Rows:
+        """Where a place of a row lies, and what is behind it."""
         layout = self._layout
         return Rows(
             address=_address(bed),
             row_bytes=layout.row_bytes(bed.width),
             rows=layout.rows(bed.count, bed.width),
-            byte=(bed.width - length) * layout.place_bytes,
+            byte=place * layout.place_bytes,
             row=row * layout.heads,
         )
 
     def _memory(self, size: int) -> Memory:
-        """Two halves of so many bytes, which come back by themselves when no bed is in them."""
-        halves = self._free[size].pop() if self._free.get(size) else self._new(size)
+        """One or two halves of so many bytes, which come back by themselves when no bed is in them."""
+        halves = self._free[size].pop() if self._free.get(size) else self._made(size)
         memory = Memory(halves)
         weakref.finalize(memory, self._back, size, halves)
         return memory
 
-    def _back(self, size: int, halves: tuple[Buffer, Buffer]) -> None:
+    def _back(self, size: int, halves: Halves) -> None:
         # Whenever the last bed goes, so nothing may be asked of the GPU here.
         self._free.setdefault(size, []).append(halves)
 
-    def _new(self, size: int) -> tuple[Buffer, Buffer]:
+    def _made(self, size: int) -> Halves:
         if sum(map(len, self._free.values())) > SPARE:
             self._let_go(halves for spare in self._free.values() for halves in spare)
             self._free.clear()
-        first = self._cuda.malloc(size)
-        try:
-            halves = first, self._cuda.malloc(size)
-        except BaseException:
-            self._cuda.free(first)
-            raise
+        halves: Halves = (self._cuda.malloc(size),)
+        if not self._new.size:
+            try:
+                halves = (*halves, self._cuda.malloc(size))
+            except BaseException:
+                self._cuda.free(halves[0])
+                raise
         self._all.add(halves)
         return halves
 
-    def _let_go(self, spare: Iterator[tuple[Buffer, Buffer]]) -> None:
+    def _let_go(self, spare: Iterator[Halves]) -> None:
         gone = list(spare)
         self._forget({half.address for halves in gone for half in halves})
         for halves in gone:
@@ -240,10 +308,15 @@ class Beds:
 
 
 def keepable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether these are a decoder's whose caches can stay: as wide after a step as before, and all of one size."""
+    """Whether these are a decoder's whose caches can stay: no wider after a step than before, and all of one size."""
     past = pasts(inputs)
     return bool(past) and not grows(outputs) and len({(spec.shape, spec.dtype) for spec in past}) == 1
 
 
 def _address(bed: Bed) -> int:
     return bed.memory.halves[bed.half].address if bed.memory is not None else 0
+
+
+def _turned(mask: Array, bed: Bed) -> Array:
+    """A mask [row, past and new places] as the places of a bed lie."""
+    return np.concatenate([np.roll(mask[:, : bed.width], bed.first, axis=1), mask[:, bed.width :]], axis=1)

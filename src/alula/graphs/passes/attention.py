@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,12 +12,16 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
+from alula.graphs.passes.caches import is_cache
 from alula.graphs.passes.edit import Editor, constant_linear, first_input, scale_constant
+from alula.graphs.passes.give_new import reads_source
 
 # Added to a score that must not count: its exponential is 0, and no sum with a score becomes infinite.
 # float16's smallest exponential is exp(-17.4).
 _FAR_BELOW = {ir.DataType.FLOAT: -1e9, ir.DataType.BFLOAT16: -1e9, ir.DataType.FLOAT16: -1e4}
 _LOWEST = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
+
+_LAST = (1 << 63) - 1
 
 MOST_SCORES = 1 << 30
 """Of a tensor of scores: 2 GiB in half precision. No tensor of TensorRT may have more than 2^31 - 1 elements."""
@@ -32,7 +36,8 @@ class DecomposeAttention(InPlacePass):
     A constant linear in front of the query takes the scale into its weights; `late` divides the scores instead, which
     is the form that TensorRT 8.6 has a kernel for. With `which`, those it is true of alone. Where states that see
     everything may be as long as `longest`, queries are taken piece by piece, as many as keep each tensor of scores
-    within `MOST_SCORES`.
+    within `MOST_SCORES`. With `apart`, keys and values of a cache are not joined with new ones but their scores are,
+    except where a source is read.
     """
 
     def __init__(
@@ -40,10 +45,11 @@ class DecomposeAttention(InPlacePass):
         which: Callable[[ir.Node], bool] = lambda node: True,
         *,
         late: bool = False,
+        apart: bool = False,
         longest: int = 0,
     ) -> None:
         super().__init__()
-        self.which, self.late, self.longest = which, late, longest
+        self.which, self.late, self.apart, self.longest = which, late, apart, longest
 
     def requires(self, model: ir.Model) -> None:
         """No key-value cache, no second output, and head sizes that are known or given by `scale`."""
@@ -56,8 +62,10 @@ class DecomposeAttention(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite them one by one."""
         nodes = list(filter(self.which, _attentions(model)))
+        apart = self.apart and not reads_source(model)
         for node in nodes:
-            _decompose(node, late=self.late, pieces=pieces_of(node, self.longest))
+            form = _Form(late=self.late, apart=apart, pieces=pieces_of(node, self.longest))
+            _decompose(node, form)
         return PassResult(model, bool(nodes))
 
     def ensures(self, model: ir.Model) -> None:
@@ -128,7 +136,24 @@ class _Mask:
     kept_rows: ir.Value | None = None
 
 
-def _decompose(node: ir.Node, *, late: bool, pieces: int) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Form:
+    """How an Attention is written out."""
+
+    late: bool
+    apart: bool
+    pieces: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """Some of what is attended to: keys, transposed, and their values."""
+
+    key: ir.Value
+    value: ir.Value
+
+
+def _decompose(node: ir.Node, form: _Form) -> None:
     edit = Editor(node)
     query, key, value = node.inputs[:3]
     assert query is not None
@@ -136,24 +161,45 @@ def _decompose(node: ir.Node, *, late: bool, pieces: int) -> None:
     assert value is not None
     packed = _is_packed(node)
     mask = _mask(edit, query, key)
-    query = query if late else _scaled(edit, query, _scale(node))
-    query = _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else query
-    if packed:
-        key, value = (_shared_heads(edit, each) for each in (key, value))
-        # With the heads behind, the key goes to its transpose in one step.
-        key, value = (
-            edit.op("Transpose", key, perm=[0, 2, 3, 1]),
-            edit.op("Transpose", value, perm=[0, 2, 1, 3]),
-        )
-    else:
-        key, query = edit.op("Transpose", key, perm=[0, 1, 3, 2]), _of_keys(edit, query)
-    found = [_context(edit, each, (key, value), mask, late=late) for each in _cut(edit, query, pieces)]
-    context = found[0] if pieces == 1 else edit.op("Concat", *found, axis=2)
+    query = query if form.late else _scaled(edit, query, _scale(node))
+    query = (
+        _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else _of_keys(edit, query)
+    )
+    seen = _seen_apart(edit, key, value) if form.apart and not packed else [_seen_whole(edit, key, value)]
+    found = [_context(edit, each, seen, mask, late=form.late) for each in _cut(edit, query, form.pieces)]
+    context = found[0] if form.pieces == 1 else edit.op("Concat", *found, axis=2)
     if packed:
         context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
         context = edit.op("Reshape", context, edit.ints(0, 0, -1))
     node.resize_outputs(1)
     edit.replace(context)
+
+
+def _seen_whole(edit: Editor, key: ir.Value, value: ir.Value) -> _Seen:
+    """All of it at once."""
+    if not _is_packed(edit.node):
+        return _Seen(key=edit.op("Transpose", key, perm=[0, 1, 3, 2]), value=value)
+    key, value = (_shared_heads(edit, each) for each in (key, value))
+    # With the heads behind, the key goes to its transpose in one step.
+    return _Seen(
+        key=edit.op("Transpose", key, perm=[0, 2, 3, 1]), value=edit.op("Transpose", value, perm=[0, 2, 1, 3])
+    )
+
+
+def _seen_apart(edit: Editor, key: ir.Value, value: ir.Value) -> list[_Seen]:
+    """A cache and what is new by themselves, where these are both joined of the two."""
+    keys, values = _joined(key), _joined(value)
+    if len(keys) != len(values):
+        keys, values = [key], [value]
+    return [_seen_whole(edit, *pair) for pair in zip(keys, values, strict=True)]
+
+
+def _joined(value: ir.Value) -> list[ir.Value]:
+    """A cache and what lies behind it; the value alone if it is no such thing."""
+    node = value.producer()
+    if node is None or node.op_type != "Concat" or not is_cache(first_input(node)):
+        return [value]
+    return [each for each in node.inputs if each is not None]
 
 
 def _cut(edit: Editor, query: ir.Value, pieces: int) -> list[ir.Value]:
@@ -167,20 +213,18 @@ def _cut(edit: Editor, query: ir.Value, pieces: int) -> list[ir.Value]:
     return [edit.op("Slice", query, begin, end, axis) for begin, end in pairwise(ends)]
 
 
-def _context(
-    edit: Editor, query: ir.Value, seen: tuple[ir.Value, ir.Value], mask: _Mask, *, late: bool
-) -> ir.Value:
-    """What some queries take of keys, transposed, and their values."""
-    key, value = seen
-    scores = edit.op("MatMul", query, key)
+def _context(edit: Editor, query: ir.Value, seen: Sequence[_Seen], mask: _Mask, *, late: bool) -> ir.Value:
+    """What some queries take of keys and their values."""
+    found = [edit.op("MatMul", query, each.key) for each in seen]
+    scores = found[0] if len(found) == 1 else edit.op("Concat", *found, axis=3)
     scores = scores if _is_packed(edit.node) else _of_queries(edit, scores)
     if late and _scale(edit.node) != 1.0:
         assert query.dtype is not None
         scores = edit.op("Div", scores, edit.number(1 / _scale(edit.node), query.dtype))
-    return _attend(edit, scores, value, mask)
+    return _attend(edit, scores, [each.value for each in seen], mask)
 
 
-def _attend(edit: Editor, scores: ir.Value, value: ir.Value, mask: _Mask) -> ir.Value:
+def _attend(edit: Editor, scores: ir.Value, values: Sequence[ir.Value], mask: _Mask) -> ir.Value:
     """Softmax over the masked scores, times the values."""
     if softcap := edit.node.attributes.get_float("softcap", 0.0):
         assert scores.dtype is not None
@@ -190,10 +234,22 @@ def _attend(edit: Editor, scores: ir.Value, value: ir.Value, mask: _Mask) -> ir.
         scores = edit.op("Add", scores, mask.bias)
     shares = edit.op("Softmax", scores, axis=-1)
     if _is_packed(edit.node):
-        context = edit.op("MatMul", shares, value)
+        context = edit.op("MatMul", shares, values[0])
     else:
-        context = _of_queries(edit, edit.op("MatMul", _of_keys(edit, shares), value))
+        context = _of_queries(edit, _weighed(edit, _of_keys(edit, shares), values))
     return context if mask.kept_rows is None else edit.op("Mul", context, mask.kept_rows)
+
+
+def _weighed(edit: Editor, shares: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
+    """The sum of values by their shares; those of a cache lie before the others."""
+    if len(values) == 1:
+        return edit.op("MatMul", shares, values[0])
+    past, new = values
+    axis = edit.ints(3)
+    places = edit.op("Shape", past, start=2, end=3, dtype=ir.DataType.INT64)
+    of_past = edit.op("Slice", shares, edit.ints(0), places, axis)
+    of_new = edit.op("Slice", shares, places, edit.ints(_LAST), axis)
+    return edit.op("Add", edit.op("MatMul", of_past, past), edit.op("MatMul", of_new, new))
 
 
 def _scale(node: ir.Node) -> float:
