@@ -166,11 +166,7 @@ def printed(pixels: Pixels) -> NDArray[np.bool_]:
     grey = to_grey(pixels)
     threshold, _, _ = two_classes(grey)
     ink = _smaller(grey <= threshold)
-    level, upright = (
-        _without_rules(turned, _RULE_STRIPS * max(_STRIP, turned.shape[1] // _STRIPS))
-        for turned in (ink, ink.T)
-    )
-    return level & upright.T
+    return _without_rules(ink) & _without_rules(ink.T).T
 
 
 def two_classes(grey: Grey) -> tuple[int, float, float]:
@@ -291,8 +287,8 @@ def height_of(ink: NDArray[np.bool_]) -> float | None:
     every strip would have as many as the page; where nothing else is left, they were the picture itself. So are the
     dots that lead from a title to its page in a list of contents, which would outnumber its letters.
     """
-    width = max(_STRIP, ink.shape[1] // _STRIPS)
-    for shown in (_without_rules(ink, _RULE_STRIPS * width), ink):
+    width = _strip(ink)
+    for shown in (_without_rules(ink), ink):
         heights = _without_leaders(*_spans(shown, width), most=_PICTURE_STRIPS * width)
         if len(heights) >= _LEAST_HEIGHTS:
             return float(np.median(heights))
@@ -319,11 +315,16 @@ def _without_leaders(tops: Rows, bottoms: Rows, most: int) -> Rows:
     return letters
 
 
-def _without_rules(ink: NDArray[np.bool_], least: int) -> NDArray[np.bool_]:
-    """Without what runs level for so many pixels, as no stroke of a letter does."""
+def _strip(ink: NDArray[np.bool_]) -> int:
+    """How wide a strip of the page is, in pixels."""
+    return max(_STRIP, int(ink.shape[1]) // _STRIPS)
+
+
+def _without_rules(ink: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Without what runs level for some strips, as no stroke of a letter does."""
     changes = np.diff(np.pad(ink, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     (rows, begins), (_, ends) = (changes == 1).nonzero(), (changes == -1).nonzero()
-    long = ends - begins >= least
+    long = ends - begins >= _RULE_STRIPS * _strip(ink)
     letters = ink.copy()
     for row, begin, end in zip(rows[long], begins[long], ends[long], strict=True):
         letters[row, begin:end] = False

@@ -16,6 +16,9 @@ Cache: TypeAlias = npt.NDArray[Any]
 Past: TypeAlias = Any
 """What a `Caches` gave, opaque to whoever keeps it."""
 
+_NEW = "length"
+"""The axis of a `present` that has the new places alone."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
@@ -140,6 +143,3 @@ def gives_new(outputs: Iterable[TensorSpec]) -> bool:
 
 def _presents(outputs: Iterable[TensorSpec]) -> list[TensorSpec]:
     return [spec for spec in outputs if spec.name.startswith("present.")]
-
-
-_NEW = "length"

@@ -7,11 +7,12 @@ from dataclasses import replace
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, LiftConstantsToInitializersPass
 
-from alula.graphs.passes.attention import DecomposeAttention, head_size
+from alula.graphs.passes.attention import DecomposeAttention
 from alula.graphs.passes.choice import FUSED, REGION, WHOLE_ATTENTION, Policy
 from alula.graphs.passes.count import CountByProduct
 from alula.graphs.passes.fold import FoldAffine
 from alula.graphs.passes.give_new import GiveNew
+from alula.graphs.passes.heads import head_size
 from alula.graphs.passes.keep_width import KeepWidth
 from alula.graphs.passes.norms import DecomposeNorms
 from alula.graphs.passes.opset import LowerOpset

@@ -161,25 +161,25 @@ class Beds:
         sizes = axis_sizes(self._others, {spec.name: taken[spec.name] for spec in self._others})
         sizes["past"] = past.width
         self._plan.profile.check(sizes)
-        into = self._into(past)
+        into, places = self._given(past, sizes["length"])
         source = self._source(cross) if self._cross else {}
         first = next(iter(source.values()), 0)
         at: Key = (*(sizes[axis] for axis in self._axes), _address(past), into, first)
         lane = self._lane
         if not lane.knows(at):
             shapes = {spec.name: spec.sized(sizes) for spec in self._inputs}
-            taken_bytes = self._layout.tensor_bytes(past.count, past.width)
-            given_bytes = self._layout.tensor_bytes(past.count, self._given(past, sizes["length"]))
+            taken_bytes, given_bytes = (
+                self._layout.tensor_bytes(past.count, width) for width in (past.width, places)
+            )
             elsewhere = dict(source)
             for index, spec in enumerate(self._past):
                 elsewhere[spec.name] = _address(past) + index * taken_bytes
                 elsewhere[present(spec.name)] = into + index * given_bytes
             lane.prepare(at, pick(self._plan.profiles, sizes), shapes, elsewhere)
+        told = _turned(feeds, past)
         for spec in self._others:
             if spec not in self._cross:
-                lane.fill(
-                    spec.name, _turned(feeds[spec.name], past) if spec.name == MASK else feeds[spec.name], at
-                )
+                lane.fill(spec.name, told[spec.name], at)
         replayed = lane.start(at)
         after = self._after(past, sizes["length"])
         lane.wait()
@@ -204,14 +204,12 @@ class Beds:
         """The bytes of what a step of this profile may add."""
         return self._layout.bytes(profile.axes["batch"].max, profile.axes["length"].max)
 
-    def _into(self, past: Bed) -> int:
-        """Where a step writes what it gives of the caches."""
+    def _given(self, past: Bed, new: int) -> tuple[int, int]:
+        """Where a step writes what it gives of the caches, and how many places of a row that is."""
         assert past.memory is not None
-        return self._new.address or past.memory.halves[1 - past.half].address
-
-    def _given(self, past: Bed, new: int) -> int:
-        """How many places that is."""
-        return new if self._new.size else past.width
+        if self._new.size:
+            return self._new.address, new
+        return past.memory.halves[1 - past.half].address, past.width
 
     def _after(self, past: Bed, new: int) -> Bed:
         """The bed behind a step that was queued; new places are put over the oldest."""
@@ -317,6 +315,9 @@ def _address(bed: Bed) -> int:
     return bed.memory.halves[bed.half].address if bed.memory is not None else 0
 
 
-def _turned(mask: Array, bed: Bed) -> Array:
-    """A mask [row, past and new places] as the places of a bed lie."""
-    return np.concatenate([np.roll(mask[:, : bed.width], bed.first, axis=1), mask[:, bed.width :]], axis=1)
+def _turned(feeds: Feeds, bed: Bed) -> Feeds:
+    """What a step is told, its mask [row, past and new places] as the places of a bed lie."""
+    if not bed.first:
+        return feeds
+    past, new = np.split(feeds[MASK], [bed.width], axis=1)
+    return {**feeds, MASK: np.concatenate([np.roll(past, bed.first, axis=1), new], axis=1)}

@@ -12,16 +12,22 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.caches import is_cache
-from alula.graphs.passes.edit import Editor, constant_linear, first_input, scale_constant
-from alula.graphs.passes.give_new import reads_source
+from alula.graphs.passes.caches import is_cache, reads_source
+from alula.graphs.passes.edit import LAST, Editor, constant_linear, first_input, scale_constant
+from alula.graphs.passes.heads import (
+    head_counts,
+    head_size,
+    is_packed,
+    of_keys,
+    of_queries,
+    shared_heads,
+    split_heads,
+)
 
 # Added to a score that must not count: its exponential is 0, and no sum with a score becomes infinite.
 # float16's smallest exponential is exp(-17.4).
 _FAR_BELOW = {ir.DataType.FLOAT: -1e9, ir.DataType.BFLOAT16: -1e9, ir.DataType.FLOAT16: -1e4}
 _LOWEST = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
-
-_LAST = (1 << 63) - 1
 
 MOST_SCORES = 1 << 30
 """Of a tensor of scores: 2 GiB in half precision. No tensor of TensorRT may have more than 2^31 - 1 elements."""
@@ -100,7 +106,7 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
         return "the shape and the float dtype of Q must be known"
     if node.attributes.get_int("softmax_precision", 1) != ir.DataType.FLOAT:
         return "Attention with a softmax_precision other than float is not supported"
-    of_query, of_key = _head_counts(node)
+    of_query, of_key = head_counts(node)
     if not of_query or not of_key or of_query % of_key:
         return f"the head counts of Q and K must be known and divide, not {of_query} and {of_key}"
     if node.attributes.get_float("scale", None) is None and head_size(node) is None:
@@ -110,22 +116,11 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
 
 def pieces_of(node: ir.Node, longest: int) -> int:
     """How many pieces the queries of an Attention are taken in; one where it has a mask, or packs no states."""
-    if not _is_packed(node) or _input(node, "attn_mask") is not None:
+    if not is_packed(node) or _input(node, "attn_mask") is not None:
         return 1
     if node.attributes.get_int("is_causal", 0):
         return 1
-    return max(1, math.ceil(_head_counts(node)[0] * longest * longest / MOST_SCORES))
-
-
-def head_size(node: ir.Node) -> int | None:
-    """How many numbers one head of an Attention has; None where shapes do not tell."""
-    query = node.inputs[0]
-    if query is None or query.shape is None:
-        return None
-    last = query.shape[-1]
-    if not isinstance(last, int):
-        return None
-    return last // node.attributes.get_int("q_num_heads", 1) if len(query.shape) == 3 else last
+    return max(1, math.ceil(head_counts(node)[0] * longest * longest / MOST_SCORES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +141,7 @@ class _Form:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Seen:
+class _Attended:
     """Some of what is attended to: keys, transposed, and their values."""
 
     key: ir.Value
@@ -159,13 +154,15 @@ def _decompose(node: ir.Node, form: _Form) -> None:
     assert query is not None
     assert key is not None
     assert value is not None
-    packed = _is_packed(node)
+    packed = is_packed(node)
     mask = _mask(edit, query, key)
     query = query if form.late else _scaled(edit, query, _scale(node))
     query = (
-        _heads(edit, query, node.attributes.get_int("q_num_heads", 0)) if packed else _of_keys(edit, query)
+        split_heads(edit, query, node.attributes.get_int("q_num_heads", 0))
+        if packed
+        else of_keys(edit, query)
     )
-    seen = _seen_apart(edit, key, value) if form.apart and not packed else [_seen_whole(edit, key, value)]
+    seen = _apart(edit, key, value) if form.apart and not packed else [_whole(edit, key, value)]
     found = [_context(edit, each, seen, mask, late=form.late) for each in _cut(edit, query, form.pieces)]
     context = found[0] if form.pieces == 1 else edit.op("Concat", *found, axis=2)
     if packed:
@@ -175,23 +172,23 @@ def _decompose(node: ir.Node, form: _Form) -> None:
     edit.replace(context)
 
 
-def _seen_whole(edit: Editor, key: ir.Value, value: ir.Value) -> _Seen:
+def _whole(edit: Editor, key: ir.Value, value: ir.Value) -> _Attended:
     """All of it at once."""
-    if not _is_packed(edit.node):
-        return _Seen(key=edit.op("Transpose", key, perm=[0, 1, 3, 2]), value=value)
-    key, value = (_shared_heads(edit, each) for each in (key, value))
+    if not is_packed(edit.node):
+        return _Attended(key=edit.op("Transpose", key, perm=[0, 1, 3, 2]), value=value)
+    key, value = (shared_heads(edit, each) for each in (key, value))
     # With the heads behind, the key goes to its transpose in one step.
-    return _Seen(
+    return _Attended(
         key=edit.op("Transpose", key, perm=[0, 2, 3, 1]), value=edit.op("Transpose", value, perm=[0, 2, 1, 3])
     )
 
 
-def _seen_apart(edit: Editor, key: ir.Value, value: ir.Value) -> list[_Seen]:
+def _apart(edit: Editor, key: ir.Value, value: ir.Value) -> list[_Attended]:
     """A cache and what is new by themselves, where these are both joined of the two."""
     keys, values = _joined(key), _joined(value)
     if len(keys) != len(values):
         keys, values = [key], [value]
-    return [_seen_whole(edit, *pair) for pair in zip(keys, values, strict=True)]
+    return [_whole(edit, *pair) for pair in zip(keys, values, strict=True)]
 
 
 def _joined(value: ir.Value) -> list[ir.Value]:
@@ -213,11 +210,13 @@ def _cut(edit: Editor, query: ir.Value, pieces: int) -> list[ir.Value]:
     return [edit.op("Slice", query, begin, end, axis) for begin, end in pairwise(ends)]
 
 
-def _context(edit: Editor, query: ir.Value, seen: Sequence[_Seen], mask: _Mask, *, late: bool) -> ir.Value:
+def _context(
+    edit: Editor, query: ir.Value, seen: Sequence[_Attended], mask: _Mask, *, late: bool
+) -> ir.Value:
     """What some queries take of keys and their values."""
     found = [edit.op("MatMul", query, each.key) for each in seen]
     scores = found[0] if len(found) == 1 else edit.op("Concat", *found, axis=3)
-    scores = scores if _is_packed(edit.node) else _of_queries(edit, scores)
+    scores = scores if is_packed(edit.node) else of_queries(edit, scores)
     if late and _scale(edit.node) != 1.0:
         assert query.dtype is not None
         scores = edit.op("Div", scores, edit.number(1 / _scale(edit.node), query.dtype))
@@ -233,10 +232,10 @@ def _attend(edit: Editor, scores: ir.Value, values: Sequence[ir.Value], mask: _M
     if mask.bias is not None:
         scores = edit.op("Add", scores, mask.bias)
     shares = edit.op("Softmax", scores, axis=-1)
-    if _is_packed(edit.node):
+    if is_packed(edit.node):
         context = edit.op("MatMul", shares, values[0])
     else:
-        context = _of_queries(edit, _weighed(edit, _of_keys(edit, shares), values))
+        context = of_queries(edit, _weighed(edit, of_keys(edit, shares), values))
     return context if mask.kept_rows is None else edit.op("Mul", context, mask.kept_rows)
 
 
@@ -248,7 +247,7 @@ def _weighed(edit: Editor, shares: ir.Value, values: Sequence[ir.Value]) -> ir.V
     axis = edit.ints(3)
     places = edit.op("Shape", past, start=2, end=3, dtype=ir.DataType.INT64)
     of_past = edit.op("Slice", shares, edit.ints(0), places, axis)
-    of_new = edit.op("Slice", shares, places, edit.ints(_LAST), axis)
+    of_new = edit.op("Slice", shares, places, edit.ints(LAST), axis)
     return edit.op("Add", edit.op("MatMul", of_past, past), edit.op("MatMul", of_new, new))
 
 
@@ -259,56 +258,6 @@ def _scale(node: ir.Node) -> float:
     size = head_size(node)
     assert size is not None
     return 1 / math.sqrt(size)
-
-
-def _is_packed(node: ir.Node) -> bool:
-    """Whether the inputs are [batch, length, heads * size] rather than [batch, heads, length, size]."""
-    query = node.inputs[0]
-    return query is not None and query.shape is not None and len(query.shape) == 3
-
-
-def _head_counts(node: ir.Node) -> tuple[int, int]:
-    """Heads of the query and of the key; 0 where unknown."""
-    if _is_packed(node):
-        return node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0)
-    counts = []
-    for value in node.inputs[:2]:
-        known = value.shape[1] if value is not None and value.shape is not None else 0
-        counts.append(known if isinstance(known, int) else 0)
-    return counts[0], counts[1]
-
-
-def _groups(node: ir.Node) -> int:
-    """How many query heads share one key head."""
-    of_query, of_key = _head_counts(node)
-    return of_query // of_key
-
-
-def _heads(edit: Editor, value: ir.Value, heads: int) -> ir.Value:
-    """[batch, length, hidden] as [batch, heads, length, size]."""
-    return edit.op("Transpose", edit.op("Reshape", value, edit.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
-
-
-def _shared_heads(edit: Editor, value: ir.Value) -> ir.Value:
-    """Packed keys or values as [batch, length, query heads, size]; a head that queries share is repeated."""
-    of_query, of_key = _head_counts(edit.node)
-    if of_query == of_key:
-        return edit.op("Reshape", value, edit.ints(0, 0, of_key, -1))
-    value = edit.op("Reshape", value, edit.ints(0, 0, of_key, 1, -1))
-    value = edit.op("Expand", value, edit.ints(1, 1, 1, of_query // of_key, 1))
-    return edit.op("Reshape", value, edit.ints(0, 0, of_query, -1))
-
-
-def _of_keys(edit: Editor, value: ir.Value) -> ir.Value:
-    """[batch, query heads, length, any], the queries of one key one after another: no key is repeated for them."""
-    of_query, of_key = _head_counts(edit.node)
-    return value if of_query == of_key else edit.op("Reshape", value, edit.ints(0, of_key, -1, 0))
-
-
-def _of_queries(edit: Editor, value: ir.Value) -> ir.Value:
-    """The other way round."""
-    of_query, of_key = _head_counts(edit.node)
-    return value if of_query == of_key else edit.op("Reshape", value, edit.ints(0, of_query, -1, 0))
 
 
 def _scaled(edit: Editor, query: ir.Value, scale: float) -> ir.Value:
@@ -364,7 +313,7 @@ def _any(edit: Editor, keep: ir.Value) -> ir.Value:
 
 def _seen(edit: Editor, query: ir.Value, key: ir.Value, dtype: ir.DataType) -> ir.Value:
     """[query length, key length], 1 where the key is not after the query."""
-    axis = 1 if _is_packed(edit.node) else 2
+    axis = 1 if is_packed(edit.node) else 2
     queries, keys = (
         edit.op("Shape", each, start=axis, end=axis + 1, dtype=ir.DataType.INT64) for each in (query, key)
     )

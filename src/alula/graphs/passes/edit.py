@@ -14,6 +14,9 @@ from alula.core.tensor import Array
 
 Attribute = int | float | str | Sequence[int]
 
+LAST = (1 << 63) - 1
+"""Where a Slice or a Shape ends that goes to the end."""
+
 
 @dataclass(slots=True)
 class Editor:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from alula.graphs.passes.caches import is_cache
+from alula.graphs.passes.caches import PLACES, joined_again, joins, reads_source
 from alula.graphs.passes.edit import Editor
 
-PLACES = 2
-"""The axis of a cache [batch, heads, places, features] along which tokens lie."""
-_LENGTH, _CROSS = "length", "cross."
+_LENGTH = "length"
 
 
 class GiveNew(InPlacePass):
@@ -29,7 +27,7 @@ class GiveNew(InPlacePass):
             assert past is not None
             assert past.shape is not None
             edit = Editor(node)
-            apart(edit, given)
+            joined_again(edit, given)
             given.shape = ir.Shape([_LENGTH if at == PLACES else size for at, size in enumerate(past.shape)])
             edit.replace(edit.op("Identity", node.inputs[1]))
         return PassResult(model, bool(joined))
@@ -38,31 +36,3 @@ class GiveNew(InPlacePass):
         """None gives its past back."""
         if not reads_source(model) and (left := joins(model)):
             raise PostconditionError(f"{left[0].outputs[0].name}: still has the past in it")
-
-
-def reads_source(model: ir.Model) -> bool:
-    """Whether a decoder looks at what an encoder read."""
-    return any(str(value.name).startswith(_CROSS) for value in model.graph.inputs)
-
-
-def joins(model: ir.Model) -> list[ir.Node]:
-    """What puts new places behind those of a past, and gives both."""
-    return [
-        node
-        for node in model.graph.all_nodes()
-        if node.op_type == "Concat"
-        and node.outputs[0].is_graph_output()
-        and is_cache(node.outputs[0])
-        and node.inputs[0] is not None
-        and is_cache(node.inputs[0])
-    ]
-
-
-def apart(edit: Editor, given: ir.Value) -> ir.Value:
-    """Past and new tokens joined once more, for all that use them inside the graph, so that `given` may change."""
-    node = edit.node
-    whole = edit.op("Concat", *node.inputs, axis=PLACES)
-    whole.shape = given.shape
-    for use in [use for use in given.uses() if use.node is not node]:
-        use.node.replace_input_with(use.idx, whole)
-    return whole

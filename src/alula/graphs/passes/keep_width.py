@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from alula.graphs.passes.edit import Editor
-from alula.graphs.passes.give_new import PLACES, apart, joins
+from alula.graphs.passes.caches import PLACES, joined_again, joins
+from alula.graphs.passes.edit import LAST, Editor
 
 _IDS = "input_ids"
-_LAST = (1 << 63) - 1
 
 
 class KeepWidth(InPlacePass):
@@ -26,8 +25,8 @@ class KeepWidth(InPlacePass):
             past, given = node.inputs[0], node.outputs[0]
             assert past is not None
             edit = Editor(node)
-            whole = apart(edit, given)
-            kept = edit.op("Slice", whole, _new(edit, model), edit.ints(_LAST), edit.ints(PLACES))
+            whole = joined_again(edit, given)
+            kept = edit.op("Slice", whole, _new(edit, model), edit.ints(LAST), edit.ints(PLACES))
             given.shape = past.shape
             edit.replace(kept)
         return PassResult(model, bool(grown))

@@ -6,9 +6,8 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 from onnx_ir.passes.common import ShapeInferencePass
 
-from alula.graphs.passes.edit import Editor, ints_of
+from alula.graphs.passes.edit import LAST, Editor, ints_of
 
-_LAST = (1 << 63) - 1
 _AXES = {"Slice": 3, "Squeeze": 1}
 
 
@@ -23,7 +22,7 @@ class SliceShape(InPlacePass):
         nodes = _ranged(model)
         for node in nodes:
             edit = Editor(node)
-            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", _LAST)
+            start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", LAST)
             whole = edit.op("Shape", node.inputs[0], dtype=ir.DataType.INT64)
             edit.replace(edit.op("Slice", whole, edit.ints(start), edit.ints(end), edit.ints(0)))
         return PassResult(model, bool(nodes))
