@@ -1,7 +1,7 @@
-"""A decoder in blocks of layers, each an engine: they are built beside each other in a part of the time.
+"""A part in blocks of layers, each an engine: they are built beside each other in a part of the time.
 
-A block takes the states that the one before it gives, and keeps the caches of its own layers. Blocks are cut from a
-graph that was rewritten whole, since what a pass may do depends on what follows.
+A block takes the states that the one before it gives, and a decoder's keeps the caches of its own layers. Blocks are
+cut from a graph that was rewritten whole, since what a pass may do depends on what follows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from alula.engines.caches import Caches, Held, Past, caches_of
 
 STATES, GIVEN = "states", "states_after"
 """What a block takes of the one before, and what it gives to the next."""
+PATCHES = "patches"
+"""The axis of a vision part's layers."""
+_SUM = ".mlp.dense_4h_to_h/Add.1"
+"""What leaves a layer of the vision part."""
 
 
 def bounds(index: int, count: int, layers: int) -> tuple[int, int]:
@@ -30,45 +34,61 @@ def bounds(index: int, count: int, layers: int) -> tuple[int, int]:
 
 def cut(model: Any, index: int, count: int) -> Any:
     """One block of a decoder's graph, which is changed: what other blocks do is gone from it, their weights too."""
-    import onnx_ir as ir  # noqa: PLC0415 - engines run without it
-    from onnx_ir.passes.common import RemoveUnusedNodesPass  # noqa: PLC0415 - likewise
-
     graph = model.graph
     layers = sum(1 for value in graph.inputs if value.name.endswith(".key"))
     first, end = bounds(index, count, layers)
-    states = {value.name: value for node in graph for value in node.outputs}
     caches = {f"{layer}.{kind}" for layer in range(first, end) for kind in ("key", "value")}
-    outputs = [value for value in graph.outputs if value.name.partition(".")[2] in caches]
-    if end == layers:
-        outputs.insert(0, next(value for value in graph.outputs if value.name == "logits"))
-    else:
-        outputs.insert(0, _states(states[_after(end - 1)], graph))
-    if first:
-        before = states[_after(first - 1)]
-        taken = _states(ir.Value(name=STATES, type=before.type), graph)
-        ir.convenience.replace_all_uses_with(before, taken)
+    kept = [value for value in graph.outputs if value.name.partition(".")[2] in caches]
+    wide = next(each.shape[1] for each in graph.inputs if each.name == IMAGE)
+    ends = (_after(first - 1) if first else "", _after(end - 1) if end < layers else "logits")
+    return _between(model, ends, ("batch", "length", wide), kept)
+
+
+def cut_vision(model: Any, index: int, count: int) -> Any:
+    """One block of a vision part's graph, likewise: before the layers, some layers each, and what is behind them.
+
+    Layers know nothing of a page's height and width: their one axis is the number of its patches.
+    """
+    names = {value.name for node in model.graph for value in node.outputs}
+    layers = sum(1 for name in names if name.endswith(_SUM))
+    # Where each block ends.
+    ends = ["embeddings/Reshape"]
+    ends += [f"layers.{bounds(at, count - 2, layers)[1] - 1}{_SUM}" for at in range(count - 2)]
+    ends += ["embeddings"]
+    wide = next(
+        each for each in model.graph.initializers.values() if each.name == "layers.0.input_layernorm.weight"
+    )
+    return _between(model, (ends[index - 1] if index else "", ends[index]), (1, PATCHES, wide.shape[0]), [])
+
+
+def _between(model: Any, ends: tuple[str, str], shape: Sequence[Any], kept: Sequence[Any]) -> Any:
+    """What lies between two tensors by name, from the beginning where the first one is "", with more outputs."""
+    import onnx_ir as ir  # noqa: PLC0415 - engines run without it
+    from onnx_ir.passes.common import RemoveUnusedNodesPass  # noqa: PLC0415 - likewise
+
+    def states(value: Any) -> Any:
+        value.type, value.shape = ir.TensorType(value.dtype or ir.DataType.FLOAT), ir.Shape(shape)
+        return value
+
+    graph, (before, last) = model.graph, ends
+    named = {value.name: value for node in graph for value in node.outputs}
+    behind = named[last] in graph.outputs
+    given = named[last] if behind else states(named[last])
+    if before:
+        taken = states(ir.Value(name=STATES, type=named[before].type))
+        ir.convenience.replace_all_uses_with(named[before], taken)
         graph.inputs.append(taken)
-    graph.outputs[:] = outputs
+    graph.outputs[:] = [given, *kept]
     RemoveUnusedNodesPass()(model)
     graph.inputs[:] = [value for value in graph.inputs if value.uses()]
-    if end < layers:
-        outputs[0].name = GIVEN
+    if not behind:
+        given.name = GIVEN
     return model
 
 
 def _after(layer: int) -> str:
     """What leaves a layer, by the name of its last sum."""
     return f"layers.{layer}/Add.1"
-
-
-def _states(value: Any, graph: Any) -> Any:
-    """A tensor between blocks, with what it is known to be: as wide as the rows of images are."""
-    import onnx_ir as ir  # noqa: PLC0415 - likewise
-
-    wide = next(each.shape[1] for each in graph.inputs if each.name == IMAGE)
-    value.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
-    value.shape = ir.Shape(("batch", "length", wide))
-    return value
 
 
 class Chain:

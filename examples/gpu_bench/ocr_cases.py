@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 REFERENCE, BF16, COMPILED = "torch-fp32", "torch-bf16", "torch-compile-bf16"
 OURS, LARGE, VAST, EXACT = "alula-fp16", "alula-fp16-large", "alula-fp16-vast", "alula-fp32"
+ALONE = "alula-fp16-alone"
 TOGETHER = "alula-fp32-together"
 """Not a contender: what `EXACT` says when all prompts are written side by side."""
 
@@ -16,27 +17,29 @@ TITLES: Mapping[str, str] = {
     BF16: "PyTorch bf16, eager",
     COMPILED: "PyTorch bf16, torch.compile, CUDA graphs",
     OURS: "alula fp16",
+    ALONE: "alula fp16, one page at a time",
     LARGE: "alula fp16, large pages",
     VAST: "alula fp16, vast pages",
     EXACT: "alula fp32",
     TOGETHER: "alula fp32, side by side",
 }
 BLOCKS = 3
-"""Of layers, into which decoders are cut."""
+"""Of layers, into which decoders are cut, and the vision part of vast pages, with a block before and one behind."""
 
 
-def blocks_of(name: str) -> tuple[str, ...]:
-    """The parts that a decoder in blocks is made of, the first layers first."""
-    return tuple(f"{name}-{at}" for at in range(BLOCKS))
+def blocks_of(name: str, count: int = BLOCKS) -> tuple[str, ...]:
+    """The parts that a part in blocks is made of, the first layers first."""
+    return tuple(f"{name}-{at}" for at in range(count))
 
 
 PARTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     OURS: (("vision-page", "decoder"), ("vision-page", *blocks_of("decoder"))),
+    ALONE: (("vision-page", *blocks_of("alone")),),
     LARGE: (("vision-large", *blocks_of("long")),),
-    VAST: (("vision-vast", *blocks_of("long")),),
+    VAST: ((*blocks_of("vision-vast", BLOCKS + 2), *blocks_of("long")),),
     EXACT: (("vision-exact", *blocks_of("exact")),),
 }
-"""The parts that each of ours may be made of, a vision part first; those taken are the first that are all built."""
+"""The parts that each of ours may be made of, those of vision first; those taken are the first that are all built."""
 
 PEERS = (REFERENCE, BF16, COMPILED)
 Kind = Literal["vision", "write", "read", "stream", "follow"]
@@ -127,7 +130,7 @@ def cases(*, tiny: bool, rounds: int) -> tuple[Case, ...]:
     stream = read("stream 640", 640, (OURS,), 8)
     return (
         follow,
-        read("page 640", 640, everybody, 1),
+        read("page 640", 640, (*everybody, ALONE), 1),
         read("pages 640 x 8", 640, (OURS,), 8),
         replace(follow, name="parity", who=(REFERENCE, EXACT), sizes=grids),
         decode(1),

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -23,13 +23,13 @@ from alula import families, graphs
 from alula.core.engine import Plan
 from alula.core.graph import Graph
 from alula.core.model import ModelSpec
-from alula.core.profile import GRID, Range
+from alula.core.profile import GRID, Profile, Range
 from alula.core.words import WRITTEN_OPSET
 from alula.engines import GPU, backend, traits
 from alula.graphs.passes.attention import MOST_SCORES
 from alula.planning import Wanted, plan_of
 from gpu_bench import record
-from gpu_bench.ocr_blocks import cut
+from gpu_bench.ocr_blocks import PATCHES, cut, cut_vision
 from gpu_bench.ocr_cases import BLOCKS, blocks_of
 from gpu_bench.ocr_model import spec_of
 from gpu_bench.results import Built
@@ -56,7 +56,7 @@ class Asked:
 class Parted:
     """A part of the model, its precision, and what `alula build --profile` would say of it, a mapping a profile.
 
-    `block` is which of how many blocks of layers it is; None for all of them.
+    `block` is which of how many blocks it is; None for all of them.
     """
 
     part: str
@@ -81,14 +81,24 @@ STEP: Sizes = {"batch": Range(1, 8, 32), "length": Range(1, 1, 1), "total": Rang
 PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": Range(1, 512, 1024)}
 # An image of 2816 x 1472 is 4,096 tokens, one of 1280 x 1280 is 1,642.
 LONG: Sizes = {"batch": Range(1, 4, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
-EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 1), "total": Range(1, 512, 1024)}
+EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 512), "total": Range(1, 512, 1024)}
+ALONE: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 1, 512), "total": Range(1, 1024, 1024)}
+# As many patches as the most pixels have; how they lie matters before the layers and behind them alone.
+VAST_LAYERS: Sizes = {PATCHES: Range(4, 128 * 128, 128 * 128)}
+VAST: Sizes = {"down": Range(2, 128, 128), "across": Range(2, 128, 176), **VAST_LAYERS}
 PLANS: Mapping[str, Parted] = {
     **_blocks("decoder", (STEP, PROMPT)),
     "vision-page": Parted(part="vision", profiles=(_square(40, 40),)),
-    "vision-vast": Parted(
-        part="vision", profiles=({"down": Range(2, 128, 128), "across": Range(2, 128, 176)},)
-    ),
+    **{
+        name: Parted(
+            part="vision",
+            profiles=(VAST_LAYERS if 0 < at <= BLOCKS else VAST,),
+            block=(at, BLOCKS + 2),
+        )
+        for at, name in enumerate(blocks_of("vision-vast", BLOCKS + 2))
+    },
     "vision-large": Parted(part="vision", profiles=(_square(80, 80),)),
+    **_blocks("alone", (ALONE,)),
     **_blocks("long", (LONG,)),
     **_blocks("exact", (EXACT,), "fp32"),
     "vision-exact": Parted(part="vision", profiles=(_square(40, 98),), precision="fp32"),
@@ -97,25 +107,35 @@ PLANS: Mapping[str, Parted] = {
 """In the order in which they are worth building; the decoder in one engine is for whoever has the time.
 
 A profile reserves memory for its largest size, also while a smaller one runs, so that pages of 640 x 640 have an
-engine of their own. Up to 80 x 80 patches scores fit in one tensor of a GiB and a half; up to 128 x 176 they are taken
-in eight pieces.
+engine of their own, and whoever reads one at a time has another. Up to 80 x 80 patches scores fit in one tensor of a
+GiB and a half; those of 128 x 128 are taken in four pieces.
 """
 
 
 def plan(spec: ModelSpec, name: str, asked: Asked) -> Plan:
     """What a part is compiled for; CPUs are as fast at any size."""
-    profiles = PLANS[name].profiles if asked.target in GPU else ()
-    wanted = Wanted(profiles=profiles, level=asked.level, time_limit_s=asked.limit_s if profiles else None)
-    return plan_of(spec, {}, wanted, engine=asked.target).of(spec.part(PLANS[name].part))
+    of = PLANS[name]
+    vision_block = of.part == "vision" and of.block is not None
+    profiles = () if vision_block or asked.target not in GPU else of.profiles
+    wanted = Wanted(
+        profiles=profiles, level=asked.level, time_limit_s=asked.limit_s if asked.target in GPU else None
+    )
+    chosen = plan_of(spec, {}, wanted, engine=asked.target).of(spec.part(of.part))
+    # No model has an axis of patches.
+    return replace(chosen, profile=Profile(of.profiles[0])) if vision_block else chosen
 
 
 def graph_key(name: str, chosen: Plan, asked: Asked) -> str:
     """What a part's graph is called: the same for all parts that have the same."""
-    of = PLANS[name]
-    longest = chosen.profile.largest(GRID)
+    of, longest = PLANS[name], _longest(chosen)
     words = [of.part, *(map(str, of.block or ())), asked.precision or of.precision]
     # Scores of so many heads as the published model has, as `passes_for` cuts them.
     return "-".join([*words, f"to-{longest}"] if 16 * longest**2 > MOST_SCORES else words)
+
+
+def _longest(chosen: Plan) -> int:
+    """How many patches attend to each other at most."""
+    return max(chosen.profile.largest(GRID), chosen.profile.largest((PATCHES,)))
 
 
 def graph_of(folder: Path, to: Path, name: str, asked: Asked) -> Graph:
@@ -128,10 +148,10 @@ def graph_of(folder: Path, to: Path, name: str, asked: Asked) -> Graph:
         return record.read_graph(there)
     opset = asked.opset or traits(asked.target).opset
     model = families.write(checkpoint, spec, part.part, max(opset or WRITTEN_OPSET, WRITTEN_OPSET))
-    longest = chosen.profile.largest(GRID)
-    model = graphs.rewrite(model, graphs.passes_for(asked.target, precision, opset, longest=longest))
+    passes = graphs.passes_for(asked.target, precision, opset, longest=_longest(chosen))
+    model = graphs.rewrite(model, passes)
     if part.block is not None:
-        model = cut(model, *part.block)
+        model = (cut_vision if part.part == "vision" else cut)(model, *part.block)
     aside = there.with_name(f".{there.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     record.write_graph(aside, graphs.save(model, aside / f"{part.part}.onnx", precision))

@@ -4,8 +4,8 @@
 python -m gpu_bench.ocr_worker KIND CHECKPOINT PARTS DEVICE
 
 KIND is torch-fp32, torch-bf16, torch-compile-bf16, or folders of PARTS with + between them: a vision part, then a
-decoder, whole or in blocks. Times are from host to host: patches, or pages, as arrays before, rows or tokens as arrays
-behind.
+decoder, each whole or in blocks. Times are from host to host: patches, or pages, as arrays before, rows or tokens as
+arrays behind.
 
 What a process takes of the device is what the device's free bytes lose while it loads and while it answers. One process
 works at a time, so what others take is never among it.
@@ -33,7 +33,7 @@ SEQUENCES = 32
 class Parts:
     """Engines of this package: the sessions that a server steps through."""
 
-    def __init__(self, parts: Path, names: Sequence[str]) -> None:
+    def __init__(self, parts: Path, names: Sequence[str], free: Callable[[], int]) -> None:
         from alula.core.decoding import IMAGE, IMAGE_AT, PLACES, Room, Work
         from alula.engines import backend
         from alula.engines.dense import DECODER, Dense, Loaded
@@ -41,11 +41,16 @@ class Parts:
         from gpu_bench.ocr_blocks import Chain
 
         self._words, self._work = (IMAGE, IMAGE_AT, PLACES), Work
-        vision, *blocks = (record.read(parts / name / record.NAME) for name in names)
-        self._vision = backend(vision.backend).open(vision)
-        chain = Chain([backend(block.backend).open(block) for block in blocks])
+        opened = []
+        for name in names:
+            engine = record.read(parts / name / record.NAME)
+            opened.append((name, engine.plan.profile, backend(engine.backend).open(engine)))
+            print(f"{name} is loaded: {free()} bytes are free", file=sys.stderr, flush=True)
+        self._vision = Chain([session for name, _, session in opened if name.startswith("vision")])
+        decoder = [(profile, session) for name, profile, session in opened if not name.startswith("vision")]
         room = Room(sequences=SEQUENCES, blocks=SEQUENCES * 160, block_tokens=16)
-        self._decoding = Dense({DECODER: Loaded(session=chain, profile=blocks[0].plan.profile)}, room)
+        chain = Loaded(session=Chain([session for _, session in decoder]), profile=decoder[0][0])
+        self._decoding = Dense({DECODER: chain}, room)
         self._open = 0
 
     def see(self, patches: Floats) -> Floats:
@@ -89,7 +94,11 @@ def opener(
 
         place = Cuda() if device == "cuda" else Host()
         place.start()
-        return lambda: place.free_bytes()[0], lambda: Parts(parts, kind.split("+"))
+
+        def free() -> int:
+            return place.free_bytes()[0]
+
+        return free, lambda: Parts(parts, kind.split("+"), free)
     from gpu_bench import ocr_torch
 
     half, compiled = kind.endswith("bf16"), "compile" in kind
