@@ -18,6 +18,7 @@ from alula.core.errors import InputError
 from alula.core.machine import cpu_features, installed, machine
 from alula.core.places import cache_root
 from alula.core.progress import Progress
+from alula.core.refused import in_one_line
 from alula.data import Dataset
 from alula.engines import GPU
 from alula.engines import backend as backend_named
@@ -93,7 +94,7 @@ def _keep(cache: Cache, key: str, root: Path) -> None:
     try:
         cache.keep(key, root)
     except OSError as error:
-        logger.warning("the bundle is not kept in the cache: %s", error)
+        logger.warning("the bundle is not kept in the cache: %s", in_one_line(error))
 
 
 def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Progress) -> bool:

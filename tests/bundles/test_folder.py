@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -366,6 +368,30 @@ def test_an_interrupted_build_leaves_the_last_good_bundle_and_no_scrap(
         build()
     assert Bundle.open(bundle.root).verified
     assert siblings.is_dir()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError("Not enough free space to write 46881792 bytes after offset 786432"),
+        shutil.Error([("/a", "/b", "[Errno 28] No space left on device: '/a' -> '/b'")]),
+    ],
+)
+def test_a_disk_that_is_full_is_named_with_what_is_free(
+    bundle: Bundle, siblings: Path, error: OSError
+) -> None:
+    said = r"No space left on device: \d+ MB in .+ make room"
+    with pytest.raises(OSError, match=said) as raised, writing(bundle.root):
+        raise error
+    assert raised.value.filename == str(bundle.root)
+    assert Bundle.open(bundle.root).verified
+    assert siblings.is_dir()
+
+
+def test_what_else_the_system_refuses_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="not yours"), writing(tmp_path / "b"):
+        raise PermissionError(errno.EACCES, "not yours")
 
 
 def test_a_finished_build_replaces_the_bundle(bundle: Bundle, siblings: Path) -> None:

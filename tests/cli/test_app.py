@@ -24,13 +24,19 @@ ALULA = [sys.executable, "-m", "alula"]
 @pytest.mark.parametrize(
     ("error", "said", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/b/x"), "/b/x: No space left on device", 2),
+        (OSError(errno.ENOSPC, "No space left on device", "/b/x"), "/b/x: No space left on device", 1),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/b/x"), "/b/x: Disk quota exceeded", 1),
         (PermissionError(errno.EACCES, "Permission denied", b"/b/\xff"), "/b/\udcff: Permission denied", 2),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", 1),
         (ConnectionError("gone\n\nadvice"), "gone", 1),
         (TimeoutError(), "TimeoutError", 1),
         (FileNotFoundError(errno.ENOENT, "gone", alula.__file__), f"{alula.__file__}: gone", 1),
-        (shutil.Error([("/a", "/b", "full"), ("/c", "/d", "full")]), "/b: full", 2),
+        (shutil.Error([("/a", "/b", "gone"), ("/c", "/d", "gone")]), "/b: gone", 2),
+        (
+            shutil.Error([("/a", "/b", "[Errno 28] No space left on device: '/a' -> '/b'")]),
+            "/b: No space left on device",
+            1,
+        ),
     ],
 )
 def test_what_the_system_refuses_is_one_line(error: OSError, said: str, code: int) -> None:

@@ -25,6 +25,7 @@ from alula.core.machine import machine
 from alula.core.model import ModelSpec
 from alula.core.parse import get, get_each
 from alula.core.profile import GRID
+from alula.core.refused import is_full, without_room
 from alula.core.tensor import Feeds
 from alula.core.words import MANIFEST
 
@@ -211,7 +212,8 @@ def writing(to: Path) -> Iterator[Draft]:
     """A draft that becomes the bundle at `to` when the block ends well, and leaves no trace when it does not.
 
     A bundle that was there is replaced at that moment, all at once, and not before; a folder that is no bundle is
-    never touched. A link is followed. Raises InputError while another process writes the same bundle.
+    never touched. A link is followed. Raises InputError while another process writes the same bundle, and an OSError
+    that names the bundle and how much is free where a disk is full.
     """
     to = Path(os.path.realpath(to))
     refuse_foreign(to)
@@ -224,6 +226,10 @@ def writing(to: Path) -> Iterator[Draft]:
             yield draft
             refuse_foreign(draft.to)
             put(scratch, draft.to)
+        except OSError as error:
+            if is_full(error):
+                raise without_room(to) from error
+            raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 

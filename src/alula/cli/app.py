@@ -20,6 +20,7 @@ import typer
 
 import alula
 from alula.core.errors import AlulaError, InputError, Overloaded
+from alula.core.refused import in_one_line, is_full
 
 COMMANDS = {
     "build": "From a checkpoint to a compiled, proved and measured bundle.",
@@ -33,6 +34,7 @@ COMMANDS = {
     "doctor": "What this machine can do, and what is missing.",
 }
 INTERRUPTED = 130
+_PACKAGE = Path(alula.__file__).parent
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -144,15 +146,10 @@ def with_what_was_given(message: str, words: Sequence[str]) -> str:
 
 def system_refused(error: OSError) -> tuple[str, int]:
     """What the operating system refused, on which path, and whether that path is the caller's."""
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
-        _, path, reason = error.args[0][0]
-        return f"{path}: {reason}", 2
-    lines = str(error).splitlines() or [type(error).__name__]
-    if not isinstance(error.filename, str | bytes):
-        return error.strerror or lines[0], 1
-    path = os.fsdecode(error.filename)
-    ours = Path(path).is_relative_to(Path(alula.__file__).parent)
-    return f"{path}: {error.strerror}", 1 if ours else 2
+    several = isinstance(error, shutil.Error)
+    named = several or isinstance(error.filename, str | bytes)
+    ours = not several and named and Path(os.fsdecode(error.filename)).is_relative_to(_PACKAGE)
+    return in_one_line(error), 1 if ours or not named or is_full(error) else 2
 
 
 def _fail(message: str, code: int) -> int:
