@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -31,6 +32,24 @@ NARROW = {"batch": Range(1, 2, 4), "length": Range(2, 16, 64)}
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ALULA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def test_what_a_bundle_cannot_keep_is_said_and_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = Bundle.open(served.make_bundle(tmp_path / "b"))
+    # A file where the changed copy would be written.
+    (tmp_path / f".b.{os.getpid()}.changing").write_text("")
+    proved = verify_bundle(bundle, VerifyRequest(), Silent())
+    measured = bench_bundles([bundle], BenchRequest(rounds=3, pytorch=False), Silent())
+    assert proved.checks
+    assert measured.rows
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(": ")[0].rpartition("/")[2] for text in said] == [
+        "b does not keep these checks",
+        "b does not keep these timings",
+    ]
+    assert Bundle.open(bundle.root) == bundle
 
 
 def test_an_engine_for_this_machine_is_used_as_it_is(tmp_path: Path, own_cache: Path) -> None:

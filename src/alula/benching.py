@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,10 +25,13 @@ from alula.core.errors import InputError
 from alula.core.model import ModelSpec
 from alula.core.profile import Profile
 from alula.core.progress import Progress
+from alula.core.refused import in_one_line
 from alula.evidence import pytorch_installed
 from alula.local import local_engines
 from alula.pace import TURN, Pacing, items_of, pace_name, paces_of
 from alula.prove import checkpoint_of
+
+logger = logging.getLogger(__name__)
 
 SHAPES = ((1, 32), (1, 128), (8, 128))
 
@@ -77,8 +81,18 @@ def bench_bundles(bundles: Sequence[Bundle], request: BenchRequest, progress: Pr
     # Rows come shape by shape, and in each the contenders in their order; PyTorch, if it took part, is the first.
     skipped = len(contenders) - len(bundles)
     for index, bundle in enumerate(bundles, start=skipped):
-        bundle.with_timings([row.as_json() for row in measured.rows[index :: len(contenders)]])
+        _keep(bundle, measured.rows[index :: len(contenders)])
     return measured
+
+
+def _keep(bundle: Bundle, rows: Sequence[BenchRow]) -> None:
+    """Minutes of measuring are not lost where the bundle cannot be written, or is another one by now."""
+    try:
+        bundle.with_timings([row.as_json() for row in rows])
+    except OSError as error:
+        logger.warning("%s does not keep these timings: %s", bundle.root, in_one_line(error))
+    except InputError as error:
+        logger.warning("the bundle does not keep these timings: %s", error)
 
 
 def _written(contenders: Sequence[Contender], request: BenchRequest) -> Measured:

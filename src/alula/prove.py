@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alula import families
@@ -12,6 +13,7 @@ from alula.bundles import Bundle
 from alula.core.check import REFERENCES, Check
 from alula.core.errors import InputError
 from alula.core.progress import Progress
+from alula.core.refused import in_one_line
 from alula.data import Dataset, read
 from alula.engines import backend as backend_named
 from alula.evidence import Evidence, choose, gather, judge_all
@@ -19,6 +21,8 @@ from alula.local import local_engine, local_engines, self_check, stored_check
 from alula.prompted import asked_of, proofs
 from alula.questions import BUDGET, Promise, questions_of
 from alula.verify import UserMetric, load_metric
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +73,7 @@ def verify_bundle(bundle: Bundle, request: VerifyRequest, progress: Progress) ->
                 checks += judge_all(
                     evidence, session, spec, profile, precision, promised=bool(bundle.manifest.promise)
                 )
-    return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
+    return _keep(bundle, (*_kept(bundle.checks, checks), *checks))
 
 
 def _verify_writer(bundle: Bundle, request: VerifyRequest, progress: Progress) -> Bundle:
@@ -104,7 +108,16 @@ def _verify_writer(bundle: Bundle, request: VerifyRequest, progress: Progress) -
     if reference is None or REFERENCES.index(stored) < REFERENCES.index(reference):
         with progress.phase(f"compare {precision} with the stored outputs of the build ({stored})"):
             checks += self_check(bundle, engines)
-    return bundle.with_checks((*_kept(bundle.checks, checks), *checks))
+    return _keep(bundle, (*_kept(bundle.checks, checks), *checks))
+
+
+def _keep(bundle: Bundle, checks: tuple[Check, ...]) -> Bundle:
+    """The bundle with these checks; where its folder cannot be written they are known all the same."""
+    try:
+        return bundle.with_checks(checks)
+    except OSError as error:
+        logger.warning("%s does not keep these checks: %s", bundle.root, in_one_line(error))
+        return replace(bundle, checks=checks)
 
 
 def _refuse_unjudged(bundle: Bundle, request: VerifyRequest) -> None:

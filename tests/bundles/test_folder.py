@@ -356,6 +356,26 @@ def siblings(bundle: Bundle) -> Iterator[Path]:
     assert [path.name for path in bundle.root.parent.iterdir()] == ["b"]
 
 
+def test_evidence_of_a_bundle_that_was_replaced_meanwhile_does_not_break_the_new_one(
+    bundle: Bundle, siblings: Path
+) -> None:
+    new = make(bundle.root, content="another graph")
+    for renew in (lambda: bundle.with_checks([PASSED]), lambda: bundle.with_timings([])):
+        with pytest.raises(InputError, match="another bundle was put there meanwhile"):
+            renew()
+    assert Bundle.open(bundle.root).manifest == new.manifest
+    assert siblings.is_dir()
+
+
+def test_checks_and_timings_that_are_renewed_side_by_side_are_both_kept(bundle: Bundle) -> None:
+    other = replace(PASSED, samples=99)
+    bundle.with_checks([other])
+    bundle.with_timings([{"shape": "1x8"}])
+    renewed = Bundle.open(bundle.root)
+    assert renewed.checks == (other,)
+    assert renewed.timings == ({"shape": "1x8"},)
+
+
 def test_an_interrupted_build_leaves_the_last_good_bundle_and_no_scrap(
     bundle: Bundle, siblings: Path
 ) -> None:

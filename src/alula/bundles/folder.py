@@ -147,18 +147,23 @@ class Bundle:
         return self._with(TIMINGS, document("bench", rows))
 
     def _with(self, name: str, value: Mapping[str, Any]) -> Bundle:
-        """Put a copy with another document in the bundle's place: two files change, and nobody sees one of them."""
+        """Put a copy with another document in the bundle's place: two files change, and nobody sees one of them.
+
+        What else was renewed meanwhile stays. Raises InputError where another bundle has been put there.
+        """
         root = Path(os.path.realpath(self.root))
         with alone(root):
+            lying = _manifest(root)
+            if lying.identity != self.manifest.identity:
+                raise InputError(f"{root}: another bundle was put there meanwhile; it is left as it is")
             scratch = beside(root, "changing")
             try:
                 shutil.copytree(root, scratch, copy_function=link)
                 write_json(scratch / name, value)
                 files = tuple(
-                    _record(scratch, scratch / name) if file.path == name else file
-                    for file in self.manifest.files
+                    _record(scratch, scratch / name) if file.path == name else file for file in lying.files
                 )
-                write_json(scratch / MANIFEST, replace(self.manifest, files=files).to_json())
+                write_json(scratch / MANIFEST, replace(lying, files=files).to_json())
                 put(scratch, root)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
