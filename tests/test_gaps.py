@@ -129,7 +129,7 @@ def test_a_server_joins_as_many_rows_as_are_taken(spec: ModelSpec) -> None:
 
 
 def test_a_batch_is_counted_to_the_profile_it_ran_in() -> None:
-    ran = Ran(rows=4, tokens=70, longest=20, seconds=1.0, waited=(0.0,), failed=False)
+    ran = Ran(rows=4, tokens=70, longest=20, cells=80, seconds=1.0, waited=(0.0,), failed=False)
     assert in_profile(ran, PROFILE).profile == str(PROFILE.tuned[1])
     assert in_profile(replace(ran, rows=1, longest=64), PROFILE).profile == str(PROFILE.tuned[0])
     assert in_profile(replace(ran, rows=8, longest=24), PROFILE).profile == "", (

@@ -33,10 +33,16 @@ from alula.planning import (
 )
 from alula.verify import CALIBRATED
 
+PACKING = "openvino"
+"""The engine whose sessions lay texts out in rows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
-    """Everything that decides a bundle; with `tokenizer`, a text model that has none is refused."""
+    """Everything that decides a bundle; with `tokenizer`, a text model that has none is refused.
+
+    `packed`, graphs take several texts in a row.
+    """
 
     model: str
     to: Path
@@ -45,6 +51,7 @@ class BuildRequest:
     task: str | None = None
     pooling: str | None = None
     token_embeddings: bool = False
+    packed: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     labels: Path | None = None
     target: str = "auto"
@@ -84,6 +91,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
     engine = resolve(request.target)
     traits = traits_of(engine)
     refuse_disobeyed(engine, request.axes, request.compiling, traits)
+    if request.packed and engine != PACKING:
+        raise InputError(f"--packed is for {PACKING}, and this build is for {engine}")
     precisions = provable(precisions_here(engine, request.precision, traits), request)
     refuse_without_rows(precisions, request, writes=None)
     opset = opset_here(engine, request.opset, traits)
@@ -98,6 +107,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         spec = families.with_compat(spec, request.compat)
         if request.token_embeddings:
             spec = families.with_tokens(checkpoint, spec)
+        if request.packed:
+            families.refuse_unless_packs(spec)
         if request.tokenizer and spec.reads_text:
             families.refuse_without_tokenizer(checkpoint)
         if spec.task in IMAGE_TASKS:

@@ -68,7 +68,8 @@ class Workshop:
     """What every candidate of one build has in common.
 
     `calibration` is what int8 needs, `fitted` what fp16 does, some of whose values would not fit. A model that writes
-    text is judged by what was `rehearsed` and by the user's prompts, every other one by the evidence.
+    text is judged by what was `rehearsed` and by the user's prompts, every other one by the evidence. `packed`, graphs
+    take several texts in a row.
     """
 
     checkpoint: families.Checkpoint
@@ -82,6 +83,7 @@ class Workshop:
     prompted: Prompted | None = None
     calibration: Calibration | None = None
     fitted: Fitted = AS_IT_IS
+    packed: bool = False
 
     def candidate(self, precision: str, progress: Progress, keep: frozenset[str] = NO_LAYERS) -> Candidate:
         """Write the graph at this precision, compile it, judge it."""
@@ -137,7 +139,7 @@ class Workshop:
     def written(self, part: str, precision: str, keep: frozenset[str]) -> graphs.Model:
         """The graph of one part of the checkpoint with this precision in it, as the engine runs it best."""
         opset = max(self.opset or WRITTEN_OPSET, WRITTEN_OPSET)
-        model = families.write(self.checkpoint, self.spec, part, opset)
+        model = families.write(self.checkpoint, self.spec, part, opset, packed=self.packed)
         if graphs.halves(self.backend.name, precision):
             model = graphs.shrink(model, self.fitted.shrink.get(part, 1.0))
         if precision in {"int8", "int8-mixed"}:

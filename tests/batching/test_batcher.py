@@ -265,7 +265,9 @@ def test_every_batch_is_told_of_with_its_sizes_and_waits() -> None:
             assert batcher.costs.seconds(2, 8) == pytest.approx(0.5)
 
     run(scenario)
-    first = Ran(rows=2, tokens=10, longest=8, seconds=1.0, waited=(0.25, 0.25), failed=False, replayed=True)
+    first = Ran(
+        rows=2, tokens=10, longest=8, cells=16, seconds=1.0, waited=(0.25, 0.25), failed=False, replayed=True
+    )
     assert seen == [first, replace(first, tokens=8, waited=(0.0, 0.0), ran_before=True)]
 
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from alula.batching.costs import Costs
 from alula.batching.pace import Pace
-from alula.batching.policy import BatchPolicy, choose
+from alula.batching.policy import BatchPolicy, Formed, choose
 from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.ending import AtEnd
 from alula.core.errors import InputError, Overloaded
@@ -71,13 +71,14 @@ class _Flight:
 class Ran:
     """What is to be known of one batch after it ran: sizes, seconds of work, seconds each row waited before it.
 
-    `longest` is what rows were padded to; `ran_before` says whether one of the same shape did, `profile` in which of
-    several it ran, for whoever knows them.
+    `longest` is what rows were padded to, `cells` what that makes of all of them; `ran_before` says whether one of the
+    same shape did, `profile` in which of several it ran, for whoever knows them.
     """
 
     rows: int
     tokens: int
     longest: int
+    cells: int
     seconds: float
     waited: tuple[float, ...]
     failed: bool
@@ -230,9 +231,10 @@ class Batcher(Generic[In, Out]):
             now = self._clock()
             start = now if self._idle else max(now, self._first_end().end)
             batch = self._next(start)
-            seconds = self.costs.seconds(*_shape(batch)) if self.costs.known else inf
+            formed = self._formed(batch)
+            seconds = self.costs.seconds(*formed.shape) if self.costs.known else inf
             flight = _Flight(seconds, now if self._idle else None)
-            self._flying[asyncio.create_task(self._run(batch, flight), name="batch")] = flight
+            self._flying[asyncio.create_task(self._run(batch, formed, flight), name="batch")] = flight
         if self._flying:
             await asyncio.wait(self._flying)
 
@@ -272,8 +274,11 @@ class Batcher(Generic[In, Out]):
         units = [each.unit for each in self._queue.waiting]
         return self._queue.send(choose(units, start, self._policy, self.costs), start, self.lanes)
 
-    async def _run(self, batch: list[Waiting[In, Out]], flight: _Flight) -> None:
-        rows, longest = _shape(batch)
+    def _formed(self, batch: Sequence[Waiting[In, Out]]) -> Formed:
+        lengths = chain.from_iterable(waiting.lengths for waiting in batch)
+        return self._policy.formed([self._policy.padded(length) for length in lengths])
+
+    async def _run(self, batch: list[Waiting[In, Out]], formed: Formed, flight: _Flight) -> None:
         places = [(waiting.request, at) for waiting in batch for at in waiting.rows]
         answered: Answered[Out] | None = None
         failed: Exception | None = None
@@ -295,18 +300,19 @@ class Batcher(Generic[In, Out]):
                 else:
                     request.take(row, answered.results[at])
         ran = Ran(
-            rows=rows,
+            rows=len(places),
             tokens=sum(chain.from_iterable(waiting.lengths for waiting in batch)),
-            longest=longest,
+            longest=formed.longest,
+            cells=formed.cells,
             seconds=now - began,
             waited=tuple(began - request.since for request, _ in places),
             failed=bool(failed),
-            ran_before=self.costs.ran_before(rows, longest),
+            ran_before=self.costs.ran_before(*formed.shape),
             replayed=answered.replayed if answered else None,
         )
         if answered:
-            self.costs.learn(rows, longest, answered.seconds or ran.seconds)
-            self._pace = self._pace.after(rows, ran.seconds / self.lanes)
+            self.costs.learn(*formed.shape, answered.seconds or ran.seconds)
+            self._pace = self._pace.after(ran.rows, ran.seconds / self.lanes)
         self._observe(ran)
 
     def _landed(self, landed: _Flight, now: float) -> None:
@@ -316,8 +322,3 @@ class Batcher(Generic[In, Out]):
         if waiting:
             waiting.began = now
         self._changed.set()
-
-
-def _shape(batch: Sequence[Waiting[In, Out]]) -> tuple[int, int]:
-    """Rows, and the length that they are padded to."""
-    return sum(waiting.unit.rows for waiting in batch), max(waiting.unit.longest for waiting in batch)

@@ -69,7 +69,7 @@ class Costs:
             return line + NEW * self._new_s
         return line * (DOUBT + seen.count * seen.ratio) / (DOUBT + seen.count)
 
-    def row_seconds(self, length: int, rows: int) -> float:
+    def row_seconds(self, length: float, rows: int) -> float:
         """What one row costs where it is one of so many of this length."""
         return self._line(rows, length) / rows
 
@@ -96,7 +96,7 @@ class Costs:
         more = max(0.0, min(seconds, FARTHEST * line) - line)
         self._new_s += 0.2 * (more - self._new_s)
 
-    def _line(self, rows: int, length: int) -> float:
+    def _line(self, rows: int, length: float) -> float:
         if not self.known:
             return FIXED_CELLS + rows * length
         return self.fixed_s + self.cell_s * rows * length

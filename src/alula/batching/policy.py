@@ -2,19 +2,22 @@
 
 A batch is padded to its longest row, so rows of like lengths go together; where a call costs little beside its cells,
 few rows are as good as many, and those who are in the batch are answered sooner. What holds is said by the costs.
+Where texts are packed into rows, nothing is padded, and those go together that came together; a long one alone makes
+rows wide, which costs all that are in them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
 
-from alula.batching.costs import Costs
+from alula.batching.costs import Costs, Shape
 from alula.core.errors import InputError
+from alula.core.packing import NARROW, cost, lay_out
 
 GOOD = 0.95
 """A batch that is worth so much of the best one per second is as good, if it is done sooner."""
@@ -41,7 +44,7 @@ class BatchPolicy:
     A row has `row_bytes` of its own and `cell_bytes` for each cell; one goes however many it has.
     `steps` are pairs of a length and how many rows an engine takes at once up to it, where it takes fewer long rows.
     `lengths` are those that rows are padded to, ascending; a length beyond the last one is its own. Unless rows may
-    be `mixed`, only those of one padded length go together.
+    be `mixed`, only those of one padded length go together. `packed`, the engine lays texts out in rows by itself.
     """
 
     max_rows: int = 32
@@ -54,6 +57,7 @@ class BatchPolicy:
     steps: tuple[tuple[int, int], ...] = ()
     lengths: tuple[int, ...] = ()
     mixed: bool = True
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_cells", "max_bytes", "max_waiting_rows", "max_waiting_tokens"):
@@ -72,13 +76,32 @@ class BatchPolicy:
         at = bisect_left(self.lengths, length)
         return self.lengths[at] if at < len(self.lengths) else length
 
+    def formed(self, lengths: Sequence[int]) -> Formed:
+        """What a batch of rows of these padded lengths is to the engine."""
+        if self.packed:
+            layout = lay_out(lengths)
+            cells = len(layout.rows) * layout.width
+            return Formed(longest=layout.width, cells=cells, shape=(1, round(layout.cost)))
+        longest = max(lengths)
+        return Formed(longest=longest, cells=len(lengths) * longest, shape=(len(lengths), longest))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Formed:
+    """How wide the rows of a batch are, how many cells they have, and the shape that its cost is known by."""
+
+    longest: int
+    cells: int
+    shape: Shape
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
     """What runs together: a row, or several rows of one request.
 
     `longest` is padded, `worth` the seconds its rows cost in good company; `place` orders those who wait, `deadline` is
-    when nobody waits for it any more. Until `turn` others go first: it is one of many of its request.
+    when nobody waits for it any more. Until `turn` others go first: it is one of many of its request. `tokens` are
+    those of all its rows.
     """
 
     rows: int
@@ -87,10 +110,13 @@ class Unit:
     place: float
     deadline: float = inf
     turn: float = -inf
+    tokens: int = 0
 
 
 def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
     """Seconds that a row of this padded length costs where it is one of a full batch of its own length."""
+    if policy.packed:
+        return costs.row_seconds(cost(length, max(length, NARROW)), policy.rows(length))
     return costs.row_seconds(length, policy.rows(length))
 
 
@@ -177,6 +203,17 @@ def _best(
 
     It takes no more than so many seconds, if one does.
     """
+    made = _packed if policy.packed else _padded
+    found = made(waiting, firsts, policy, costs)
+    found = [batch for batch in found if batch.seconds <= within_s] or found
+    best = max(batch.value for batch in found)
+    return min((batch for batch in found if batch.value >= GOOD * best), key=_seconds)
+
+
+def _padded(
+    waiting: Sequence[Unit], firsts: Sequence[int], policy: BatchPolicy, costs: Costs
+) -> list[_Batch]:
+    """Those with one of these units in it, for each length the longest rows first."""
     order = sorted(range(len(waiting)), key=lambda at: (-waiting[at].longest, at))
     own = min(waiting[at].longest for at in firsts)
     found: list[_Batch] = []
@@ -187,10 +224,36 @@ def _best(
         if not policy.mixed:
             places = [at for at in places if waiting[at].longest == length]
         if places[0] == first and waiting[first].rows <= policy.rows(length):
-            found += _growing([(waiting[at], at) for at in places], length, policy.rows(length), costs)
-    found = [batch for batch in found if batch.seconds <= within_s] or found
-    best = max(batch.value for batch in found)
-    return min((batch for batch in found if batch.value >= GOOD * best), key=_seconds)
+            found += _growing(
+                [(waiting[at], at) for at in places],
+                policy.rows(length),
+                lambda rows, _, length=length: costs.seconds(rows, length),  # type: ignore[misc]
+            )
+    return found
+
+
+def _packed(
+    waiting: Sequence[Unit], firsts: Sequence[int], policy: BatchPolicy, costs: Costs
+) -> list[_Batch]:
+    """Those with one of these units in it, for each width of a row: of narrow ones the oldest first, else the longest.
+
+    What a layout leaves empty is not known before it is made, and little.
+    """
+    own = max(NARROW, min(waiting[at].longest for at in firsts))
+    found: list[_Batch] = []
+    for width in sorted({own, *(unit.longest for unit in waiting if unit.longest > own)}):
+        places = [at for at, unit in enumerate(waiting) if unit.longest <= width]
+        if width > NARROW:
+            places.sort(key=lambda at: (-waiting[at].longest, at))
+        first = firsts[0] if len(firsts) == 1 else places[0]
+        places = [first, *(at for at in places if at != first)]
+        if waiting[first].rows <= policy.rows(width):
+            found += _growing(
+                [(waiting[at], at) for at in places],
+                policy.rows(width),
+                lambda _, tokens, width=width: costs.row_seconds(cost(tokens, width), 1),  # type: ignore[misc]
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +274,22 @@ def _seconds(batch: _Batch) -> float:
     return batch.seconds
 
 
-def _growing(units: Sequence[tuple[Unit, int]], length: int, room: int, costs: Costs) -> list[_Batch]:
-    """Batches of this length and at most so many rows: the first unit, and ever more of the others, by their places."""
-    rows, value, best = 0, 0.0, 0.0
+def _growing(
+    units: Sequence[tuple[Unit, int]], room: int, seconds_of: Callable[[int, int], float]
+) -> list[_Batch]:
+    """Batches of at most so many rows: the first unit, and ever more of the others, by their places.
+
+    `seconds_of` says what so many rows with so many tokens take.
+    """
+    rows, tokens, value, best = 0, 0, 0.0, 0.0
     places: list[int] = []
     found: list[_Batch] = []
     for unit, at in units:
         if rows + unit.rows > room:
             continue
-        rows, value = rows + unit.rows, value + unit.worth
+        rows, tokens, value = rows + unit.rows, tokens + unit.tokens, value + unit.worth
         places.append(at)
-        seconds = costs.seconds(rows, length)
+        seconds = seconds_of(rows, tokens)
         found.append(_Batch(value / seconds, seconds, places, len(places)))
         best = max(best, value / seconds)
         if value / seconds < HOPELESS * best or rows == room:
@@ -237,8 +305,16 @@ def packs(lengths: Sequence[int], policy: BatchPolicy, costs: Costs) -> list[lis
     whole, split = max(padded), _by_length(padded, policy, costs)
     if len(padded) > policy.rows(whole) or not (policy.mixed or min(padded) == whole):
         return split
-    apart = sum(costs.seconds(len(each), max(padded[at] for at in each)) for each in split)
-    return [list(range(len(padded)))] if costs.seconds(len(padded), whole) <= WHOLE * apart else split
+    apart = sum(_together_s([padded[at] for at in each], policy, costs) for each in split)
+    together = _together_s(padded, policy, costs)
+    return [list(range(len(padded)))] if together <= WHOLE * apart else split
+
+
+def _together_s(lengths: Sequence[int], policy: BatchPolicy, costs: Costs) -> float:
+    """What rows of these lengths take in one batch."""
+    if policy.packed:
+        return costs.row_seconds(cost(sum(lengths), max(NARROW, *lengths)), 1)
+    return costs.seconds(len(lengths), max(lengths))
 
 
 def _by_length(padded: Sequence[int], policy: BatchPolicy, costs: Costs) -> list[list[int]]:
@@ -247,7 +323,13 @@ def _by_length(padded: Sequence[int], policy: BatchPolicy, costs: Costs) -> list
     found = []
     while left:
         units = [
-            Unit(rows=1, longest=padded[at], worth=worth(padded[at], policy, costs), place=0.0)
+            Unit(
+                rows=1,
+                longest=padded[at],
+                worth=worth(padded[at], policy, costs),
+                place=0.0,
+                tokens=padded[at],
+            )
             for at in left[: policy.rows(padded[left[0]])]
         ]
         batch = set(_best(units, [0], policy, costs).members)

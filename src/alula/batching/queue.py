@@ -119,6 +119,7 @@ class Queue(Generic[In, Out]):
             worth=sum(worth(length, policy, self._costs) for length in padded),
             place=place,
             deadline=deadline,
+            tokens=sum(padded),
         )
         return Waiting(request, rows, unit)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from alula.bundles.manifest import Manifest
 from alula.core.engine import Plan
 from alula.core.model import ModelSpec
+from alula.core.packing import is_packed
 from alula.core.profile import DERIVED, Profile, Range
 from alula.core.units import bytes_as_text, seconds_as_text
 from alula.core.words import TENSORS, TOKENS
@@ -26,6 +27,8 @@ def rebuild_command(manifest: Manifest, root: Path) -> str:
     engine = manifest.answering
     words = ["--target", engine.backend, "--precision", engine.graph.precision]
     words += [*_model(manifest.model, manifest.source), *_sizes(engine.plan), *settings_of(engine.plan)]
+    if is_packed(engine.inputs):
+        words.append("--packed")
     return shlex.join(["alula", "build", manifest.source, "-o", str(root), *words, *_rows(manifest)])
 
 

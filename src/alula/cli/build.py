@@ -80,6 +80,11 @@ def build(
         "--token-embeddings",
         help="For embeddings of texts: also give the vectors of the tokens, not pooled, as /embed_all answers them.",
     ),
+    packed: bool = typer.Option(
+        False,
+        "--packed",
+        help="OpenVINO, BERT and its kin: short texts share a row of a batch, so that almost nothing is padded.",
+    ),
     inputs: list[str] = typer.Option(
         [],
         metavar="NAME=DTYPE[DIM,...]",
@@ -204,6 +209,7 @@ def build(
         task=task,
         pooling=pooling,
         token_embeddings=token_embeddings,
+        packed=packed,
         inputs=parse_inputs(inputs),
         labels=labels,
         target=target,

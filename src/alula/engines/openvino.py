@@ -18,7 +18,8 @@ from alula.core.engine import Engine, Plan
 from alula.core.errors import CompileError, EngineError, RunError, ShapeError
 from alula.core.graph import Graph
 from alula.core.machine import cpu_features
-from alula.core.profile import Profile, admit
+from alula.core.packing import NARROW, ROWS, WIDTH, beside, is_packed, widest, without_packing
+from alula.core.profile import Profile, Range, admit
 from alula.core.progress import Note, quiet
 from alula.core.tensor import Dim, Feeds, TensorSpec
 from alula.core.timing import LayerTimes
@@ -61,7 +62,8 @@ class OpenVino:
         core = ov.Core()
         try:
             model = core.read_model(graph.path)
-            model.reshape({spec.name: _bounds(spec, plan.profile) for spec in graph.inputs})
+            profile = _with_rows(plan.profile) if is_packed(graph.inputs) else plan.profile
+            model.reshape({spec.name: _bounds(spec, profile) for spec in graph.inputs})
             compiled = core.compile_model(model, DEVICE, settings(threads=1))
             check_hint(_hint(compiled))
             to.mkdir(parents=True)
@@ -161,7 +163,8 @@ class OpenVinoSession:
         load: Callable[[], ov.CompiledModel],
         lanes: int = 1,
     ) -> None:
-        self.inputs = engine.inputs
+        self.inputs = without_packing(engine.inputs)
+        self._packed = is_packed(engine.inputs)
         self.outputs = engine.outputs
         self.lanes = lanes
         self._names = [spec.name for spec in engine.outputs]
@@ -181,6 +184,8 @@ class OpenVinoSession:
         if requests is None:
             raise RunError("session is closed")
         sizes = admit(self.inputs, self._profile, feeds)
+        if self._packed:
+            feeds = {**feeds, **beside(feeds["attention_mask"])}
         request = requests.pop()
         try:
             request.infer(dict(feeds), share_inputs=True, share_outputs=True)
@@ -296,6 +301,13 @@ def _version() -> str:
 
 def _hint(compiled: ov.CompiledModel) -> str:
     return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+
+
+def _with_rows(profile: Profile) -> Profile:
+    """The sizes of a packed graph: at worst each text has a row of its own."""
+    batch, length = profile.axes["batch"], profile.axes["length"]
+    width = Range(1, NARROW, widest(length.max))
+    return Profile({**profile.axes, ROWS: Range(1, 1, batch.max), WIDTH: width})
 
 
 def _bounds(spec: TensorSpec, profile: Profile) -> ov.PartialShape:

@@ -19,7 +19,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.shipped import SHIPPED
 from alula.families.stated import parse_inputs
-from alula.families.tasks import describe, with_tokens
+from alula.families.tasks import describe, refuse_unless_packs, with_tokens
 from alula.families.text_files import text_files, write_text_files
 from alula.families.writing import weights_of
 
@@ -40,6 +40,7 @@ __all__ = [
     "open_checkpoint",
     "original",
     "parse_inputs",
+    "refuse_unless_packs",
     "refuse_without_tokenizer",
     "text_files",
     "weights_of",
@@ -50,8 +51,13 @@ __all__ = [
 ]
 
 
-def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 23) -> ir.Model:
-    """Write one part in memory; its weights are read from the checkpoint when the model is saved."""
+def write(
+    checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 23, *, packed: bool = False
+) -> ir.Model:
+    """Write one part in memory; its weights are read from the checkpoint when the model is saved.
+
+    `packed`, an encoder takes several texts in a row: `core/packing.py`.
+    """
     if spec.family == "traced":
         from alula.families import traced  # noqa: PLC0415 - it imports torch
 
@@ -63,4 +69,4 @@ def write(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int = 
         raise MissingExtraError("writing a graph", "build") from error
     if is_onnx(checkpoint):
         return imported.write(checkpoint, spec, part_name, opset)
-    return assemble(checkpoint, spec, part_name, opset)
+    return assemble(checkpoint, spec, part_name, opset, packed=packed)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
+from alula.core.packing import BESIDE, CELL_TEXTS, CELLS, TOKEN_CELLS
 from alula.families import (
     bert,
     distilbert,
@@ -22,7 +23,8 @@ from alula.families import (
 from alula.families.builder import OPSETS, Builder, graph_input
 from alula.families.checkpoint import Checkpoint
 from alula.families.family import Family
-from alula.families.layers import Inputs, linear
+from alula.families.layers import Inputs, length_of, linear
+from alula.families.packing import Packing
 from alula.families.sentence import read_embedding
 from alula.families.settings import read_settings
 from alula.families.tasks import head_layer
@@ -37,8 +39,10 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int) -> ir.Model:
-    """Write one part of a family that has a module here."""
+def assemble(
+    checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int, *, packed: bool = False
+) -> ir.Model:
+    """Write one part of a family that has a module here; `packed`, an encoder takes several texts in a row."""
     if opset not in OPSETS:
         raise InputError(f"opset {opset} is not one that graphs are written in: {OPSETS}")
     if spec.writes:
@@ -48,12 +52,15 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         return image_graph.write_part(checkpoint, spec, part, opset)
     family = FAMILIES[spec.family]
     b = Builder(read_weights(checkpoint.root), family.prefix)
-    values = {tensor.name: graph_input(tensor) for tensor in part.inputs}
-    inputs = Inputs(
-        ids=values["input_ids"], mask=values["attention_mask"], types=values.get("token_type_ids")
-    )
+    taken = (*part.inputs, *(BESIDE if packed else ()))
+    values = {tensor.name: graph_input(tensor) for tensor in taken}
+    ids, mask = values["input_ids"], values["attention_mask"]
+    packing = _packing(b, values) if packed else None
+    inputs = Inputs(ids=ids, mask=mask, types=values.get("token_type_ids"), packing=packing)
     settings = read_settings(spec.family, checkpoint.config)
     states = family.encode(b, inputs, settings)
+    if packing:
+        states = packing.give_back(b, states, settings.hidden)
     layer = head_layer(spec.family, spec.task)
     outputs: tuple[ir.Value, ...]
     if spec.task == "embeddings":
@@ -68,6 +75,15 @@ def assemble(checkpoint: Checkpoint, spec: ModelSpec, part_name: str, opset: int
         outputs = (_logits(b, summary, layer, len(spec.labels), settings.hidden),)
     named = [b.rename(value, tensor) for value, tensor in zip(outputs, part.outputs, strict=True)]
     return b.model(list(values.values()), named, part_name, opset)
+
+
+def _packing(b: Builder, values: Mapping[str, ir.Value]) -> Packing:
+    return Packing(
+        cells=values[CELLS],
+        texts=values[CELL_TEXTS],
+        token_cells=values[TOKEN_CELLS],
+        length=length_of(b, values["input_ids"]),
+    )
 
 
 def _embedding(

@@ -9,14 +9,14 @@ from alula.families.family import Family
 from alula.families.layers import (
     Inputs,
     LayerNames,
-    additive_mask,
+    by_place,
     embed,
     first_token,
     layers,
     length_of,
     linear,
     position_table,
-    rows,
+    visible,
 )
 from alula.families.settings import Settings
 
@@ -37,9 +37,9 @@ LAYERS = LayerNames(
 def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     """Token ids to token states."""
     length = length_of(b, inputs.ids)
-    positions = rows(b, position_table(b, s), length, "embeddings.position_embeddings")
+    positions = by_place(b, inputs, position_table(b, s), length, "embeddings.position_embeddings")
     x = embed(b, inputs, positions, s)
-    return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
+    return layers(b, x, visible(b, inputs, length), LAYERS, s)
 
 
 def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:

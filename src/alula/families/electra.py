@@ -11,14 +11,14 @@ from alula.families.layers import (
     WORDS,
     Inputs,
     activation,
-    additive_mask,
+    by_place,
     embed,
     first_token,
     layers,
     length_of,
     linear,
     position_table,
-    rows,
+    visible,
 )
 from alula.families.settings import Settings
 
@@ -27,11 +27,11 @@ def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     """Token ids to token states."""
     length = length_of(b, inputs.ids)
     size = s.embedding or next(iter(b.shape(WORDS)[1:]), 0)
-    positions = rows(b, position_table(b, s, size), length, "embeddings.position_embeddings")
+    positions = by_place(b, inputs, position_table(b, s, size), length, "embeddings.position_embeddings")
     x = embed(b, inputs, positions, s, size)
     if size != s.hidden:
         x = linear(b, x, "embeddings_project", (s.hidden, size))
-    return layers(b, x, additive_mask(b, inputs.mask, length), LAYERS, s)
+    return layers(b, x, visible(b, inputs, length), LAYERS, s)
 
 
 def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:

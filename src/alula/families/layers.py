@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from alula.core.errors import InputError
 from alula.families.builder import Builder
+from alula.families.packing import Packing
 from alula.families.settings import Settings
 
 # Far below any attention score, so that softmax gives it exactly 0, and yet finite, in fp16 too:
@@ -17,11 +18,16 @@ MASKED = -10000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """The inputs of an encoder, and what every layer needs of them."""
+    """The inputs of an encoder, padded, and how their tokens lie in its rows where that is otherwise."""
 
     ids: ir.Value
     mask: ir.Value
     types: ir.Value | None
+    packing: Packing | None = None
+
+    def in_rows(self, b: Builder, padded: ir.Value) -> ir.Value:
+        """What tokens have, [batch, length], as the encoder's rows have it."""
+        return self.packing.take(b, padded) if self.packing else padded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +80,14 @@ def additive_mask(b: Builder, mask: ir.Value, length: ir.Value) -> ir.Value:
     return b.op("Expand", row, full, path="mask")
 
 
+def visible(b: Builder, inputs: Inputs, length: ir.Value) -> ir.Value:
+    """As `additive_mask`, of the encoder's rows: a token sees those of its own text that the mask keeps."""
+    if not inputs.packing:
+        return additive_mask(b, inputs.mask, length)
+    hidden = b.op("Sub", b.floats(1), inputs.packing.same_text(b, inputs.mask), path="mask")
+    return b.op("Mul", hidden, b.floats(MASKED), path="mask")
+
+
 def additive_row(b: Builder, mask: ir.Value, path: str = "mask") -> ir.Value:
     """The same for every query at once, [batch, 1, 1, length]."""
     kept = b.op("Cast", mask, path=path, to=int(ir.DataType.FLOAT))
@@ -84,6 +98,13 @@ def additive_row(b: Builder, mask: ir.Value, path: str = "mask") -> ir.Value:
 def rows(b: Builder, table: ir.Value, length: ir.Value, path: str) -> ir.Value:
     """The first `length` rows of a table."""
     return b.op("Slice", table, b.ints(0), length, b.ints(0), path=path)
+
+
+def by_place(b: Builder, inputs: Inputs, table: ir.Value, length: ir.Value, path: str) -> ir.Value:
+    """The row of a table that belongs to the place of each token in its text."""
+    if not inputs.packing:
+        return rows(b, table, length, path)
+    return b.op("Gather", table, inputs.packing.places(b), path=path)
 
 
 def padded_positions(b: Builder, ids: ir.Value, pad_id: int, path: str) -> ir.Value:
@@ -103,11 +124,12 @@ def embed(b: Builder, inputs: Inputs, positions: ir.Value, s: Settings, size: in
     size = size or s.hidden
     b.require_rows(WORDS, s.vocab, "vocab_size")
     words = b.weight(WORDS, s.vocab, size)
-    total = b.op("Gather", words, inputs.ids, path="embeddings.word_embeddings")
+    total = b.op("Gather", words, inputs.in_rows(b, inputs.ids), path="embeddings.word_embeddings")
     total = b.op("Add", total, positions, path="embeddings")
     if inputs.types is not None:
         table = b.weight(TYPES, s.types, size)
-        types = b.op("Gather", table, inputs.types, path="embeddings.token_type_embeddings")
+        numbers = inputs.in_rows(b, inputs.types)
+        types = b.op("Gather", table, numbers, path="embeddings.token_type_embeddings")
         total = b.op("Add", total, types, path="embeddings")
     return norm(b, total, "embeddings.LayerNorm", size, s.epsilon)
 

@@ -9,7 +9,6 @@ from alula.families.builder import Builder
 from alula.families.family import Family
 from alula.families.layers import (
     Inputs,
-    additive_mask,
     embed,
     first_token,
     layers,
@@ -17,6 +16,7 @@ from alula.families.layers import (
     linear,
     padded_positions,
     position_table,
+    visible,
 )
 from alula.families.settings import Settings
 
@@ -24,10 +24,10 @@ from alula.families.settings import Settings
 def encode(b: Builder, inputs: Inputs, s: Settings) -> ir.Value:
     """Token ids to token states."""
     path = "embeddings.position_embeddings"
-    numbers = padded_positions(b, inputs.ids, s.pad_id, path)
+    numbers = inputs.in_rows(b, padded_positions(b, inputs.ids, s.pad_id, path))
     positions = b.op("Gather", position_table(b, s), numbers, path=path)
     x = embed(b, inputs, positions, s)
-    return layers(b, x, additive_mask(b, inputs.mask, length_of(b, inputs.ids)), LAYERS, s)
+    return layers(b, x, visible(b, inputs, length_of(b, inputs.ids)), LAYERS, s)
 
 
 def summarize(b: Builder, states: ir.Value, s: Settings) -> ir.Value:

@@ -31,6 +31,9 @@ FAMILIES: Mapping[str, str] = {
 }
 """The module that writes each model type that reads text; others are traced."""
 
+PACKS = ("bert", "distilbert", "electra", "roberta")
+"""Families whose graphs can take several texts in a row; MPNet's attention looks at how far apart tokens are."""
+
 _TASK_BY_ENDING: Mapping[str, str] = {
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
@@ -133,6 +136,14 @@ def with_tokens(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     hidden = read_settings(spec.family, checkpoint.config).hidden
     states = TensorSpec(name=TOKENS, dtype="float32", shape=(*_CELLS, hidden))
     return replace(spec, parts=(replace(part, outputs=(*part.outputs, states)),))
+
+
+def refuse_unless_packs(spec: ModelSpec) -> None:
+    """Refuse a model whose graph cannot take several texts in a row."""
+    if spec.family not in PACKS or not spec.reads_text:
+        raise InputError(
+            f"{spec.name} is of the family {spec.family!r}; texts are packed into rows by {', '.join(PACKS)}"
+        )
 
 
 def _model_type(config: Mapping[str, Any]) -> str:

@@ -200,7 +200,7 @@ class Metrics:
         self.images(model, ran)
         if not ran.failed:
             self._tokens.labels(model).inc(ran.tokens)
-            self._cells.labels(model).inc(ran.rows * ran.longest)
+            self._cells.labels(model).inc(ran.cells)
             self._buckets.labels(model, str(ran.longest)).inc()
 
     def images(self, model: str, ran: Ran) -> None:
@@ -215,7 +215,7 @@ class Metrics:
             self._profiles.labels(model, ran.profile).inc()
         if ran.replayed is not None:
             self._graphs.labels(model, _HIT[ran.replayed]).inc()
-        self._padding.labels(model).observe(1 - ran.tokens / (ran.rows * ran.longest))
+        self._padding.labels(model).observe(1 - ran.tokens / ran.cells)
         if ran.failed:
             self._failed.labels(model).inc()
 

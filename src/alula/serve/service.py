@@ -13,6 +13,7 @@ from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, padded_lengths, row_outputs, within
 from alula.core.errors import InputError, ShapeError
 from alula.core.model import ModelSpec
+from alula.core.packing import is_packed
 from alula.core.profile import Profile, pick
 from alula.core.tensor import Feeds
 from alula.core.words import TENSORS, TOKENS
@@ -59,12 +60,15 @@ class Batched(ABC, Generic[T]):
     ) -> None:
         self.bundle = bundle
         self.spec = spec
-        self._profile = bundle.engine(PART).plan.profile
+        engine = bundle.engine(PART)
+        self._profile = engine.plan.profile
         self.policy = policy(spec, self._profile, options)
+        if is_packed(engine.inputs):
+            self.policy = replace(self.policy, lengths=(), packed=True)
         self.batcher: Batcher[T, Feeds] = Batcher(
             self._call, self.policy, observe=lambda ran: observe(self.name, in_profile(ran, self._profile))
         )
-        self.learn(bundled(bundle.timings, bundle.engine(PART)))
+        self.learn(bundled(bundle.timings, engine))
         self._run = run
         self._max_client_batch = options.max_client_batch
 
@@ -91,7 +95,7 @@ class Batched(ABC, Generic[T]):
     def learn(self, timings: Iterable[Timing]) -> None:
         """Take note of what batches cost, before the first one runs."""
         for rows, length, seconds in timings:
-            self.batcher.costs.learn(rows, length, seconds, warm=True)
+            self.batcher.costs.learn(*self.policy.formed([length] * rows).shape, seconds, warm=True)
 
     def prepare(self, opened: Opened) -> None:
         """Take note of what its engine process says of it."""
