@@ -214,3 +214,51 @@ def test_a_limit_of_nothing_is_refused(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(InputError, match=f"{name} is 0; expected at least 1"):
         BatchPolicy(**nothing)
+
+
+PACKED = BatchPolicy(max_rows=16, max_cells=4_096, packed=True)
+
+
+def packed(length: int, place: float = 0.0, deadline: float = inf) -> Unit:
+    return Unit(
+        rows=1,
+        longest=length,
+        worth=worth(length, PACKED, COSTS),
+        place=place,
+        deadline=deadline,
+        tokens=length,
+    )
+
+
+@given(lengths=st.lists(st.integers(1, 256), min_size=1, max_size=40))
+def test_packed_rows_keep_the_limits_too(lengths: list[int]) -> None:
+    waiting = [packed(length, place=-1 / (at + 1)) for at, length in enumerate(lengths)]
+    batch = choose(waiting, 0.0, PACKED, COSTS)
+    assert 0 < len(set(batch)) == len(batch) <= 16
+    assert len(batch) * max(waiting[at].longest for at in batch) <= 4_096
+
+
+def test_packed_into_rows_those_go_together_that_came_together() -> None:
+    waiting = [packed(length) for length in (60, 8, 55, 12, 9, 50, 33, 61, 10, 20)] * 3
+    assert choose(waiting, 0.0, PACKED, COSTS) == list(range(len(choose(waiting, 0.0, PACKED, COSTS))))
+
+
+def test_a_long_text_does_not_make_the_rows_of_short_ones_wide() -> None:
+    waiting = [packed(250), *(packed(20) for _ in range(20))]
+    assert 0 not in choose(waiting, 0.0, PACKED, COSTS)
+    overdue = [packed(250, place=-10.0), *(packed(20) for _ in range(20))]
+    assert 0 in choose(overdue, 0.0, PACKED, COSTS)
+
+
+def test_what_a_packed_batch_costs_is_known_by_its_cells_and_their_width() -> None:
+    formed = PACKED.formed([20, 40, 30, 34])
+    assert formed.cells == 2 * formed.longest == 128
+    assert formed.shape == (1, round(128 * (1 + 64 / 1_200)))
+    assert POLICY.formed([16, 64, 32]).shape == (3, 64)
+
+
+def test_a_packed_list_stays_together_where_it_fits() -> None:
+    assert packs([60, 8, 55, 12], PACKED, COSTS) == [[0, 1, 2, 3]]
+    cut = packs([30, 8] * 20, PACKED, COSTS)
+    assert sorted(at for each in cut for at in each) == list(range(40))
+    assert all(len(each) <= 16 for each in cut)

@@ -84,6 +84,7 @@ REPLAYED = Ran(
     rows=1,
     tokens=3,
     longest=4,
+    cells=4,
     seconds=0.1,
     waited=(0.0,),
     failed=False,

@@ -9,12 +9,15 @@ import numpy as np
 
 from alula.core.errors import InputError
 from alula.core.model import ModelSpec
-from alula.core.packing import stepped
 from alula.core.profile import Profile
 from alula.core.tensor import Array, Feeds
 
 SPECIAL = -1
 """The source and the word of a token that comes from no text."""
+
+
+STEP = 4
+"""Lengths are padded to multiples of this at least; long ones to multiples of an eighth of the power of two below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,15 @@ def collate(rows: Sequence[Row], spec: ModelSpec, length: int | None = None) -> 
 def within(spec: ModelSpec, profile: Profile) -> ModelSpec:
     """The model with no more length than its engine was built for."""
     return replace(spec, max_length=min(spec.max_length, profile.axes["length"].max))
+
+
+def stepped(length: int) -> int:
+    """The length that a row of so many tokens is padded to at least: at most an eighth more, or `STEP` less one.
+
+    OpenVINO keeps kernels for every length it has met, so there must not be too many: these are 36 up to 256.
+    """
+    step = max(STEP, (1 << max(length - 1, 0).bit_length()) // 16)
+    return -(-length // step) * step
 
 
 def padded_lengths(most: int) -> tuple[int, ...]:

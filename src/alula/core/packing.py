@@ -7,17 +7,19 @@ fewest rows: D. S. Johnson, "Near-optimal bin packing algorithms", MIT (1973).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alula.core.tensor import Feeds, TensorSpec
+from alula.core.tensor import TensorSpec
 
 CELLS, CELL_TEXTS, TOKEN_CELLS = "cells", "cell_texts", "token_cells"
 """What a packed graph takes beside the padded batch [batch, length]: of each cell [rows, width] the token, counted
-through that batch, and the text, -1 where there is none; and of each token the cell, counted through all rows."""
+through that batch, and the text, -1 where there is none; and of each token the cell, counted through all rows, where
+there is no token that of the text's first one.
+"""
 ROWS, WIDTH = "packed_rows", "packed_width"
 """Its axes that the padded batch has not."""
 
@@ -28,7 +30,7 @@ BESIDE: tuple[TensorSpec, ...] = (
 )
 
 STEP = 4
-"""Lengths are padded to multiples of this at least; long ones to multiples of an eighth of the power of two below."""
+"""Widths are multiples of this, of twice that in wide rows: OpenVINO keeps kernels for each that it has met."""
 NARROW = 64
 """Rows are at least about so wide: attention takes longer in wider ones, but narrow ones are hard to fill."""
 WIDTHS = (NARROW, 96, 128, 192, 256)
@@ -50,15 +52,6 @@ def without_packing(inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """What whoever asks such a graph has to give: the padded batch alone."""
     beside = {spec.name for spec in BESIDE}
     return tuple(spec for spec in inputs if spec.name not in beside)
-
-
-def stepped(length: int) -> int:
-    """The length that a row of so many tokens is padded to at least: at most an eighth more, or `STEP` less one.
-
-    OpenVINO keeps kernels for every length it has met, so there must not be too many: these are 36 up to 256.
-    """
-    step = max(STEP, (1 << max(length - 1, 0).bit_length()) // 16)
-    return -(-length // step) * step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +118,7 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], width: int) -> list
     return rows
 
 
-def beside(mask: NDArray[np.generic]) -> Feeds:
+def beside(mask: NDArray[np.generic]) -> Mapping[str, NDArray[np.int64]]:
     """The inputs beside a padded batch [batch, length] with this mask; a text ends at the last token that is kept."""
     batch, length = mask.shape
     # What is not kept at the end is left out; between others it stays, and the mask hides it.
@@ -134,15 +127,14 @@ def beside(mask: NDArray[np.generic]) -> Feeds:
     layout = lay_out(lengths)
     cells = np.zeros((len(layout.rows), layout.width), np.int64)
     texts = np.full_like(cells, -1)
-    token_cells = np.zeros((batch, length), np.int64)
+    token_cells = np.empty((batch, length), np.int64)
     for row, members in enumerate(layout.rows):
         begin = 0
         for text in members:
-            end = begin + lengths[text]
+            end, first = begin + lengths[text], row * layout.width + begin
             cells[row, begin:end] = np.arange(text * length, text * length + lengths[text])
             texts[row, begin:end] = text
-            token_cells[text, : lengths[text]] = np.arange(
-                row * layout.width + begin, row * layout.width + end
-            )
+            token_cells[text] = first  # where there is no token, never that of another's text
+            token_cells[text, : lengths[text]] = np.arange(first, first + lengths[text])
             begin = end
     return {CELLS: cells, CELL_TEXTS: texts, TOKEN_CELLS: token_cells}

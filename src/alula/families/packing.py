@@ -39,6 +39,6 @@ class Packing:
         return b.op("Cast", same, path=_PATH, to=int(ir.DataType.FLOAT))
 
     def give_back(self, b: Builder, states: ir.Value, hidden: int) -> ir.Value:
-        """States [rows, width, hidden] as [batch, length, hidden]; where there is no token they are another's."""
+        """States [rows, width, hidden] as [batch, length, hidden]; where there is no token, the first one's."""
         flat = b.op("Reshape", states, b.ints(-1, hidden), path=_PATH)
         return b.op("Gather", flat, self.token_cells, path=_PATH)
