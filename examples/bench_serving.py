@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from triton_peer import Setup, Triton
 
 from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, row_outputs, within
-from alula.core.engine import Session
+from alula.core.engine import InLanes, Session
 from alula.core.machine import cpu_name, usable_cores
 from alula.core.tensor import Feeds
 from alula.engines import backend
@@ -55,6 +55,9 @@ def main() -> int:
     """Measure in turns, and print medians with their spread as Markdown and everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument(
+        "--packed", action="store_true", help="of several texts in a row, beside the padded graph"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sweeps", type=int, default=1, help="over the numbers of clients")
     parser.add_argument("--seconds", type=int, default=4)
@@ -65,8 +68,9 @@ def main() -> int:
         print("no wrk here; apt-get install wrk", file=sys.stderr)
         return 2
     HERE.mkdir(exist_ok=True)
-    bundle = built(options.precision)
-    offline = Offline(bundle)
+    padded = built(options.precision)
+    bundle = built(options.precision, packed=True) if options.packed else padded
+    offline = Offline(dict.fromkeys((bundle, padded)))
     bodies = HERE / "bodies.txt"
     bodies.write_text("".join(json.dumps({"input": text}) + "\n" for text in offline.texts))
     starts = [started_s(bundle) for _ in range(3)]
@@ -75,11 +79,12 @@ def main() -> int:
             servers.enter_context(each)
             for each in (Served(bundle), Served(bundle, fixed=True), Served(bundle, "--lanes", "1"))
         )
+        beside = {"32 clients, padded": servers.enter_context(Served(padded))} if options.packed else {}
         tritons = {
             name: servers.enter_context(each)
-            for name, each in (peers(options.triton, bundle) if options.triton else {}).items()
+            for name, each in (peers(options.triton, padded) if options.triton else {}).items()
         }
-        served: list[Served | Triton] = [ours, fixed, wide, *tritons.values()]
+        served: list[Served | Triton] = [ours, fixed, wide, *beside.values(), *tritons.values()]
         for each in served:
             each.load(bodies, CLIENTS, 2 * options.seconds)
         turns = interleaved(
@@ -91,8 +96,11 @@ def main() -> int:
                 "1 client": lambda: ours.load(bodies, 1, options.seconds),
                 "1 client, one lane": lambda: wide.load(bodies, 1, options.seconds),
                 **{
-                    f"32 clients, {name}": lambda each=each: each.load(bodies, CLIENTS, options.seconds)  # type: ignore[misc]
-                    for name, each in tritons.items()
+                    name: lambda each=each: each.load(bodies, CLIENTS, options.seconds)  # type: ignore[misc]
+                    for name, each in (
+                        *beside.items(),
+                        *((f"32 clients, {name}", each) for name, each in tritons.items()),
+                    )
                 },
             },
             options.rounds,
@@ -130,38 +138,42 @@ def peers(home: Path, bundle: Path) -> dict[str, Triton]:
     }
 
 
-def built(precision: str, target: str = "openvino") -> Path:
+def built(precision: str, target: str = "openvino", *, packed: bool = False) -> Path:
     """The bundle, built once."""
-    bundle = HERE / (f"serving-{precision}" if target == "openvino" else f"{target}-{precision}")
+    name = f"serving-{precision}" if target == "openvino" else f"{target}-{precision}"
+    bundle = HERE / (f"{name}-packed" if packed else name)
     if not bundle.is_dir():
         print(
             alula(
                 *("build", str(packaged_minilm()), "-o", str(bundle), "--name", "minilm"),
-                *("--target", target, "--precision", precision),
+                *("--target", target, "--precision", precision, *(("--packed",) if packed else ())),
             )
         )
     return bundle
 
 
 class Offline:
-    """The same texts and the same engine without a server: sorted by length, tokenising included."""
+    """The same texts and the same engines without a server: sorted by length, tokenising included."""
 
-    def __init__(self, root: Path) -> None:
-        bundle = Bundle.open(root)
-        self._engine = bundle.engine("encoder")
-        self._profile = self._engine.plan.profile
-        self.codec = TextCodec.open(bundle.tokenizer, within(bundle.model, self._profile))
-        self.texts = texts(bundle.tokenizer)
-        runtime: Any = backend(self._engine.backend)
-        self._alone: Session = runtime.open(self._engine)
-        self._lanes = runtime.open_lanes(self._engine)
-        for size in BATCHES:
-            self._once(size, lanes=False)
-            self._once(size, lanes=True)
+    def __init__(self, roots: Iterable[Path]) -> None:
+        bundles = [Bundle.open(root) for root in roots]
+        engines = [bundle.engine("encoder") for bundle in bundles]
+        self._profile = engines[0].plan.profile
+        self.codec = TextCodec.open(bundles[0].tokenizer, within(bundles[0].model, self._profile))
+        self.texts = texts(bundles[0].tokenizer)
+        runtime: Any = backend(engines[0].backend)
+        self._alone: list[Session] = [runtime.open(engine) for engine in engines]
+        self._lanes: list[InLanes] = [runtime.open_lanes(engine) for engine in engines]
+        for lanes in (False, True):
+            self.rate(lanes=lanes)
 
     def rate(self, *, lanes: bool) -> float:
-        """Texts per second, at the best size of a batch."""
-        return max(TEXTS / timed(lambda size=size: self._once(size, lanes=lanes)) for size in BATCHES)  # type: ignore[misc]
+        """Texts per second, at the best size of a batch, of the best engine."""
+        return max(
+            TEXTS / timed(lambda size=size, session=session: self._once(size, session, lanes=lanes))  # type: ignore[misc]
+            for session in (self._lanes if lanes else self._alone)
+            for size in BATCHES
+        )
 
     def tokenizer_ms(self) -> float:
         """Milliseconds of CPU that a text takes in the tokenizer alone."""
@@ -170,15 +182,15 @@ class Offline:
             self.codec.encode(text)
         return (time.process_time() - began) / TEXTS * 1e3
 
-    def _once(self, size: int, *, lanes: bool) -> None:
+    def _once(self, size: int, session: Any, *, lanes: bool) -> None:
         rows = sorted((self.codec.encode(text) for text in self.texts), key=lambda row: len(row.ids))
         batches = [rows[at : at + size] for at in range(0, len(rows), size)]
         if not lanes:
             for batch in batches:
-                self._answer(self._alone, batch)
+                self._answer(session, batch)
             return
-        with ThreadPoolExecutor(self._lanes.lanes) as pool:
-            list(pool.map(lambda batch: self._answer(self._lanes, batch), reversed(batches)))
+        with ThreadPoolExecutor(session.lanes) as pool:
+            list(pool.map(lambda batch: self._answer(session, batch), reversed(batches)))
 
     def _answer(self, session: Session, batch: Sequence[Row]) -> list[Feeds]:
         outputs = session.run(fit(batch, self.codec.spec, self._profile))
@@ -322,7 +334,12 @@ def report(
         print(f"| {name} | {spread(values, 2)} |")
     document = {
         "machine": {"cpu": cpu_name(), "cores": cores},
-        "options": {"precision": options.precision, "rounds": options.rounds, "seconds": options.seconds},
+        "options": {
+            "precision": options.precision,
+            "packed": options.packed,
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+        },
         "tokenizer_ms": tokenizer_ms,
         "turns": {
             name: [vars(one) if isinstance(one, Load) else one for one in found]
