@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alula.batching import BatchPolicy, Costs, Unit, at_once, choose, next_turn, packs, worth
-from alula.batching.policy import FREE_S, PATIENCE, SHARE
+from alula.batching.policy import FREE_S, PATIENCE, SHARE, filled
 from alula.core.errors import InputError
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -244,10 +244,28 @@ def test_packed_into_rows_those_go_together_that_came_together() -> None:
 
 
 def test_a_long_text_does_not_make_the_rows_of_short_ones_wide() -> None:
-    waiting = [packed(250), *(packed(20) for _ in range(20))]
-    assert 0 not in choose(waiting, 0.0, PACKED, COSTS)
-    overdue = [packed(250, place=-10.0), *(packed(20) for _ in range(20))]
-    assert 0 in choose(overdue, 0.0, PACKED, COSTS)
+    short = [packed(20, place=-1.0) for _ in range(5)]
+    batch = choose([*short, packed(250, place=-0.5), *(packed(20) for _ in range(20))], 0.0, PACKED, COSTS)
+    assert set(range(5)) < set(batch)
+    assert 5 not in batch
+
+
+def test_packed_nobody_is_passed() -> None:
+    assert 0 in choose([packed(250), *(packed(20) for _ in range(20))], 0.0, PACKED, COSTS)
+
+
+def test_who_fits_into_what_a_batch_leaves_empty_goes_with_it() -> None:
+    flat = BatchPolicy(max_rows=5, packed=True)
+    lengths = (64, 60, 64, 64)
+    waiting = [packed(length, place=-1.0) for length in lengths] + [
+        packed(90),
+        packed(5),
+        packed(4),
+        packed(4),
+    ]
+    batch = filled([0, 1, 2, 3], waiting, flat)
+    assert batch == [0, 1, 2, 3, 6]
+    assert PACKED.formed([waiting[at].tokens for at in batch]).cells == sum(lengths) + 4
 
 
 def test_what_a_packed_batch_costs_is_known_by_its_cells_and_their_width() -> None:

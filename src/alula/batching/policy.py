@@ -21,6 +21,8 @@ from alula.core.packing import NARROW, cost, lay_out
 
 GOOD = 0.95
 """A batch that is worth so much of the best one per second is as good, if it is done sooner."""
+AS_GOOD_PACKED = 0.985
+"""The same, packed: a batch costs more than its engine is seen to take, and more rows leave less empty."""
 HOPELESS = 0.85
 """Adding rows ends where a batch has fallen below so much of the best one: the rest are shorter still."""
 LOOKED_AT = 256
@@ -148,6 +150,8 @@ def choose(waiting: Sequence[Unit], start: float, policy: BatchPolicy, costs: Co
 def _chosen(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
     if not looked_at:
         return []
+    if policy.packed:
+        return filled(_chosen_packed(looked_at, start, policy, costs), looked_at, policy)
     slack = _slack(looked_at, start)
     if slack >= 0 and not _waits_long(looked_at, start):
         batch = _best(looked_at, range(len(looked_at)), policy, costs)
@@ -155,6 +159,33 @@ def _chosen(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs:
             return batch.members
     first = _most_in_time(looked_at, start) if slack < 0 else 0
     return _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
+
+
+def _chosen_packed(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
+    """The best batch with the oldest unit in it, or the most urgent where not all can be in time.
+
+    Nobody is passed: whoever go together, they cost about the same.
+    """
+    first = 0 if _slack(looked_at, start) >= 0 else _most_in_time(looked_at, start)
+    return _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
+
+
+def filled(members: list[int], looked_at: Sequence[Unit], policy: BatchPolicy) -> list[int]:
+    """With those who fit into what the rows of the batch leave empty: they cost nothing."""
+    if any(looked_at[at].rows > 1 for at in members):
+        return members
+    lengths = [looked_at[at].tokens for at in members]
+    layout = lay_out(lengths)
+    room = [layout.width - sum(lengths[at] for at in row) for row in layout.rows]
+    found, taken = list(members), set(members)
+    for at, unit in enumerate(looked_at):
+        fitting = [row for row, left in enumerate(room) if left >= unit.tokens]
+        if len(found) >= policy.rows(layout.width):
+            break
+        if fitting and at not in taken and unit.rows == 1:
+            room[min(fitting, key=room.__getitem__)] -= unit.tokens
+            found.append(at)
+    return found
 
 
 def _slack(waiting: Sequence[Unit], start: float) -> float:
@@ -207,7 +238,8 @@ def _best(
     found = made(waiting, firsts, policy, costs)
     found = [batch for batch in found if batch.seconds <= within_s] or found
     best = max(batch.value for batch in found)
-    return min((batch for batch in found if batch.value >= GOOD * best), key=_seconds)
+    good = AS_GOOD_PACKED if policy.packed else GOOD
+    return min((batch for batch in found if batch.value >= good * best), key=_seconds)
 
 
 def _padded(
