@@ -76,12 +76,12 @@ def tiny(to: Path) -> Path:
     return to
 
 
-def built() -> Path:
-    """Its bundle, built once."""
-    bundle = HERE / "tiny"
+def built(*more: str) -> Path:
+    """Its bundle, built once with some more options."""
+    bundle = HERE / "-".join(("tiny", *(word.strip("-") for word in more)))
     if not bundle.is_dir():
         HERE.mkdir(exist_ok=True)
-        words = ("--name", "tiny", "--target", "openvino", "--precision", "fp32")
+        words = ("--name", "tiny", "--target", "openvino", "--precision", "fp32", *more)
         print(alula("build", str(tiny(HERE / "tiny-checkpoint")), "-o", str(bundle), *words))
     return bundle
 
