@@ -58,12 +58,18 @@ print_rows("title", ("name", "worst", "bytes", "limit", "why"), [
 FIGURES = ("1.000000", "123456789", ">= 0.999900", "2.4e-06", "<= nan")
 
 
-def on_terminal(columns: int) -> list[str]:
+STEERING = r"""
+from alula.cli.console import print_rows
+print_rows("a\x1b[2J title", ("", ""), [("model", "\x1b[31mred\x1b]0;x\x07"), ("lines", "one\ntwo")])
+"""
+
+
+def on_terminal(columns: int, program: str = TABLE) -> list[str]:
     """The lines of the table as a terminal of that width gets them."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     env = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "LINES"}}
-    done = subprocess.run([sys.executable, "-c", TABLE], stdout=theirs, stdin=theirs, check=True, env=env)
+    done = subprocess.run([sys.executable, "-c", program], stdout=theirs, stdin=theirs, check=True, env=env)
     assert done.returncode == 0
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
@@ -77,6 +83,13 @@ def test_figures_are_whole_on_a_terminal_of_any_width(columns: int) -> None:
     lines = on_terminal(columns)
     assert [figure for figure in FIGURES if not any(figure in line for line in lines)] == []
     assert "…" not in "".join(lines)
+
+
+def test_names_in_a_bundle_do_not_steer_the_terminal() -> None:
+    lines = on_terminal(80, STEERING)
+    assert lines[0] == r"a\x1b[2J title"
+    assert lines[1] == r"model  \x1b[31mred\x1b]0;x\x07"
+    assert [line.split() for line in lines[2:]] == [["lines", "one"], ["two"]]
 
 
 def test_texts_are_folded_where_that_makes_a_table_fit() -> None:

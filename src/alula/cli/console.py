@@ -22,6 +22,8 @@ from alula.core.check import Check
 from alula.core.progress import Note
 
 _FIGURE = re.compile(r"([<>]= )?-?(\d[\d.]*(e[-+]?\d+)?|nan|inf)( \(\d[\d.]*-\d[\d.]*\))?|-")
+# What a model writes, or a bundle names, must not steer the terminal it is shown in.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GAP = 2
 _INDENT = 4
 QUIET_S = 30.0
@@ -75,11 +77,19 @@ def print_json(command: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> 
     print(json.dumps(finite({**document(command, rows), **more}), indent=1))
 
 
+def without_control(text: str) -> str:
+    """A text that does nothing to a terminal: control characters but tabs and ends of lines by their numbers."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout: columns of figures are aligned right and never narrowed, texts are folded to fit.
 
     Where folding does not make it fit a terminal, the last columns go into lines of their own, below the others.
     """
+    if sys.stdout.isatty():
+        title = without_control(title)
+        rows = [[without_control(cell) for cell in row] for row in rows]
     shapes = [_Column.of(name, [row[at] for row in rows]) for at, name in enumerate(columns)]
     needed, least = _width(shape.needed for shape in shapes), _width(shape.least for shape in shapes)
     shown = _console().width

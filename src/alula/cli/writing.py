@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from alula.bundles import Bundle
-from alula.cli.console import Phases, print_json
+from alula.cli.console import Phases, print_json, without_control
 from alula.codecs import Message, Patches, TextCodec, decode
 from alula.core.errors import InputError
 from alula.prompting import Prompts
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 STDIN = "-"
 FAILED, INTERRUPTED = 1, 130
 
-# What a model writes must not steer the terminal it is shown in.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHOWN_OF_A_PROMPT = 60
 
 
@@ -202,7 +199,7 @@ class Shown:
         self._at, self._written, self._begun = self._at + 1, 0, False
 
     def _safe(self, text: str) -> str:
-        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if self._terminal else text
+        return without_control(text) if self._terminal else text
 
 
 def _summary(answer: Answer) -> str:
