@@ -124,6 +124,41 @@ def test_a_loop_is_ended_as_it_is_written(bundle: Bundle, monkeypatch: pytest.Mo
         assert looker.open_answers == 0
 
 
+def test_a_document_of_marks_alone_is_asked_again_for_its_text(bundle: Bundle) -> None:
+    """Tencent-Hunyuan/HunyuanOCR#118: of a slide the document was corners alone, and its text was read."""
+    told: list[str] = []
+    with closing(reader(bundle, 2)) as opened:
+        looker = opened._looker
+
+        class Marking:
+            """The looker, whose documents are nothing but brackets."""
+
+            prompts, sequences = looker.prompts, looker.sequences
+            add, step, end, close = looker.add, looker.step, looker.end, looker.close
+
+            @staticmethod
+            def request(text: str, images: object) -> object:
+                told.append(text)
+                body = {
+                    "max_tokens": 6,
+                    "ignore_eos": True,
+                    "logit_bias": {"7": 100},
+                    "repetition_penalty": 1,
+                }
+                marks = text == prompt(Ask(task="document"))
+                return looker.request(text, images, body if marks else {"max_tokens": 6})  # type: ignore[arg-type]
+
+        texts = [page.text for page in opened.read([scan(0), scan(1), scan(2)], TEXT)]
+        opened._looker = Marking()  # type: ignore[assignment] # all that is used of one
+        pages = list(opened.read([scan(0), scan(1), scan(2)], Ask(task="document", max_tokens=6)))
+    assert told.count(prompt(TEXT)) == told.count(prompt(Ask(task="document"))) == 3
+    assert [page.text for page in pages] == texts
+    for page in pages:
+        assert page.noticed("not-as-asked")
+        assert not page.noticed("degenerate")
+        assert "marks alone ('( ( ( ( ( (')" in page.notices[0].message
+
+
 def test_pages_are_taken_as_there_is_room_and_leaving_cancels_them(bundle: Bundle) -> None:
     taken: list[int] = []
 

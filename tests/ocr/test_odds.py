@@ -26,7 +26,7 @@ def written(*said: tuple[str, float]) -> tuple[str, Odds]:
 
 
 def messages(text: str, odds: Odds, **fields: str) -> list[str]:
-    return [notice.message for notice in unsure(text, odds, fields)]
+    return [notice.message for notice in unsure(text, odds, fields or None)]
 
 
 def test_a_page_of_guesses_is_told() -> None:
@@ -49,6 +49,34 @@ def test_a_value_that_was_guessed_is_named_and_others_are_not() -> None:
     assert text.strip() == '{"total": "99", "tel": "é7"}'
     [notice] = messages(text, odds, **json.loads(text))
     assert notice == "the model was unsure of fields (the least probability of a token): tel (0.30)"
+
+
+def test_words_with_a_doubtful_token_are_named_and_corners_and_sure_ones_are_not() -> None:
+    """Of a receipt with two entries in a row one line became `Receipt 2026-04-14`, with parts of both."""
+    said = [
+        ("Receipt 20", 0.99),
+        ("26-04-", 0.98),
+        ("14", 0.55),
+        ("\nPaid by ", 0.9),
+        ("card", 0.97),
+        ("</td>", 0.3),
+    ]
+    [notice] = messages(*written(*said, *[(" x", 1.0)] * 20))
+    names = "'2026-04-14' (0.55), 'card</td>' (0.30)"
+    assert notice == f"the model was unsure of words (the least probability of a token): {names}"
+    spotted = [
+        ("To", 0.5),
+        ("tal(1", 0.4),
+        ("2,3", 0.2),
+        ("),(45,67)", 0.1),
+        ("Sum", 0.9),
+        ("(1,2),(3,4)", 0.1),
+    ]
+    [notice] = messages(*written(*spotted, *[(" x", 1.0)] * 20))
+    assert notice.endswith(": 'Total' (0.40)")
+    many = messages(*written(*[("word ", 0.59), ("sure ", 1.0)] * 7))
+    assert many[0].endswith("'word' (0.59) and 2 more")
+    assert len(messages(*written(("a", 0.1)))) == 1, "a page of guesses is told once"
 
 
 @pytest.mark.parametrize(

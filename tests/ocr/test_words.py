@@ -28,7 +28,7 @@ from alula.documents import (
     written,
 )
 from alula.ocr import Ask
-from alula.ocr.answers import Written, blocks_in, cleaned, degenerate, page_of
+from alula.ocr.answers import Written, blocks_in, cleaned, degenerate, page_of, plainer
 from alula.ocr.fields import read_fields
 from alula.ocr.prompts import prompt
 from alula.ocr.spotting import spotted
@@ -165,6 +165,29 @@ def test_an_answer_of_coordinates_alone_is_flagged() -> None:
     assert page_of(scan(), Written(text="at (1,2),(3,4)"), TEXT).text == "at (1,2),(3,4)", (
         "other tasks keep their text"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "again"),
+    [
+        ("(133,75),(879,934)", "document", True),
+        ("(1,2),(3,4)\n" * 300, "document", True),
+        ("```markdown\n|-|\n```", "document", True),
+        ("(133,75),(879,934)\n\nFigure 1", "document", False),
+        ("No text", "document", False),
+        ("", "document", False),
+        ("(133,75),(879,934)", "text", False),
+        ("(133,75),(879,934)", "spotting", False),
+    ],
+)
+def test_a_document_of_coordinates_alone_is_asked_for_its_text(text: str, task: str, again: bool) -> None:
+    """Tencent-Hunyuan/HunyuanOCR#118: a plain prompt reads what the one for documents does not."""
+    ask = Ask(task=task, max_tokens=7, language="zh")  # type: ignore[arg-type] # a task
+    other = plainer(ask, Written(text=text))
+    assert (other is not None) is again
+    if other is not None:
+        assert other[0] == Ask(task="text", max_tokens=7, language="zh")
+        assert other[1].code == "not-as-asked"
 
 
 @pytest.mark.parametrize(

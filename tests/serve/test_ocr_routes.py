@@ -403,6 +403,36 @@ def test_what_a_model_was_not_taught_is_noticed_on_its_pages(bundle: Bundle, tmp
                 assert found & {"untaught", "unsure"} == codes, "its weights are random"
 
 
+def test_a_document_of_marks_alone_is_asked_again_for_its_text(tmp_path: Path) -> None:
+    """Tencent-Hunyuan/HunyuanOCR#118: by a model that knows nothing but brackets, so that its text is none either."""
+    tiny_hunyuan.checkpoint(tmp_path / "model")
+    words = tmp_path / "model" / "tokenizer.json"
+    said = json.loads(words.read_text("utf-8"))
+    known = said["model"]["vocab"].values()
+    said["model"] |= {"vocab": {"(" * at or "-": at for at in known}, "unk_token": "-"}
+    words.write_text(json.dumps(said), "utf-8")
+    asked = BuildRequest(
+        model=str(tmp_path / "model"),
+        to=tmp_path / "bundle",
+        use_cache=False,
+        precision="fp32",
+        target="onnxruntime",
+    )
+    bracketed = build(asked, Silent()).bundle
+    files = {"page": ("p.png", file(pixels()))}
+    with running([bracketed.root], engine_command=ENGINE, threads=1, cache_bytes=1 << 26) as server:
+        for task, expected in (("text", []), ("document", ["not-as-asked"])):
+            form = {"task": task, "max_tokens": "6"}
+            whole = server.client.post("/ocr", files=files, data=form).json()["pages"][0]
+            page, _ = lines(server.client.post("/ocr/pdf", files=files, data=form))
+            for read in (whole, page):
+                codes = [notice["code"] for notice in read["notices"]]
+                assert [code for code in codes if code in {"not-as-asked", "degenerate"}] == [
+                    *expected,
+                    "degenerate",
+                ]
+
+
 def test_an_engine_that_dies_loses_only_the_pages_it_wrote(server: Running) -> None:
     asking: dict[str, Any] = {"content": tiff(30), "headers": PNG}
     with server.client.stream("POST", "/ocr/pdf?max_tokens=40", **asking) as answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alula.documents import Block, BlockKind, Notice, Page, Scan, Task, tables_in
@@ -39,8 +39,7 @@ class Written:
 
 def page_of(scan: Scan, written: Written, ask: Ask, *, known: Sequence[Notice] = (), **more: Any) -> Page:
     """The page that an answer makes, with what is `known` of it before; `more` goes to `Page.of`, such as timings."""
-    loop = written.loop or loop_at_end(written.text)
-    raw = without_loop(written.text, loop) if loop else written.text
+    loop, raw = _unlooped(written)
     text = cleaned(raw, ask.task)
     notices = [*known, *_ended(written, loop)]
     if (
@@ -77,6 +76,31 @@ def untaught(name: str, taught: Sequence[str], ask: Ask) -> tuple[Notice, ...]:
     return (Notice(code="untaught", message=said),)
 
 
+def plainer(ask: Ask, written: Written) -> tuple[Ask, Notice] | None:
+    """What to ask of a page instead, and what to say of it then, if its document is coordinates and marks alone. Pure.
+
+    The same page is read where its text alone is asked for: Tencent-Hunyuan/HunyuanOCR#118.
+    """
+    _, raw = _unlooped(written)
+    text = unfenced(raw).strip()
+    if ask.task != "document" or not text or text in NO_TEXT or not _wordless(text):
+        return None
+    said = f"asked for the document, the model gave coordinates and marks alone ({text[:_SHOWN]!r}); this is its text"
+    return replace(ask, task="text"), Notice(code="not-as-asked", message=said)
+
+
+def _unlooped(written: Written) -> tuple[Loop | None, str]:
+    """The loop of an answer, and its text with the piece of that once."""
+    loop = written.loop or loop_at_end(written.text)
+    return loop, without_loop(written.text, loop) if loop else written.text
+
+
+def _wordless(text: str) -> bool:
+    """Whether a text is nothing but coordinates, tags and marks."""
+    left = _TAG.sub("", _COORDINATES.sub("", text))
+    return not left.strip(" \t\n.,;:()[]{}|-#*`'\"")
+
+
 def cleaned(text: str, task: Task) -> str:
     """Without a fence around the whole, the words for no text, and what a task's answers carry besides."""
     text = unfenced(text).replace("\r\n", "\n").strip()
@@ -96,8 +120,7 @@ def degenerate(text: str, ask: Ask, *, blank: bool = False) -> str | None:
     text = unfenced(text).strip()
     if not text or text in NO_TEXT:
         return None if text or blank else "the answer is empty, and the page is not"
-    left = _TAG.sub("", _COORDINATES.sub("", text))
-    if not left.strip(" \t\n.,;:()[]{}|-#*`'\""):
+    if _wordless(text):
         return f"the answer has no text but coordinates and marks: {text[:_SHOWN]!r}"
     if blank and ask.task not in {*PICTURES, "fields"}:
         return "the answer has words, and nothing is on the page"

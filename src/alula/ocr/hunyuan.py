@@ -16,7 +16,7 @@ from alula.core.errors import InputError
 from alula.documents import TASKS, Notice, Page, Scan, Task
 from alula.generate import Piece, Request
 from alula.looking import Looker
-from alula.ocr.answers import Written, page_of, untaught
+from alula.ocr.answers import Written, page_of, plainer, untaught
 from alula.ocr.odds import Odds
 from alula.ocr.prompts import Version, prompt
 from alula.ocr.reader import Ask
@@ -37,11 +37,13 @@ Cut: TypeAlias = "Future[Patches]"
 
 @dataclass(slots=True)
 class _Answer:
-    """A page that is being read: its place among the pages given, and what was written of it so far."""
+    """A page that is being read: its place among the pages given, what is asked of it, and what was written so far."""
 
     at: int
     scan: Scan
     begun: float
+    ask: Ask
+    known: Sequence[Notice]
     guard: Guard = field(default_factory=Guard)
     odds: Odds = field(default_factory=Odds)
     loop: Loop | None = None
@@ -68,11 +70,11 @@ class ModelReader:
 
     def read(self, scans: Iterable[Scan], ask: Ask) -> Iterator[Page]:
         """One page for each scan, in order; pages of as many as the batch holds are written side by side."""
-        told = prompt(ask, self.version)
+        prompt(ask, self.version)  # what cannot be asked is refused before any page is cut
         with ThreadPoolExecutor(max_workers=1) as threads:
             cut = _ahead(scans, lambda scan: threads.submit(self._looker.prompts.patches, scan.pixels))
             known = untaught(self.name, self._looker.prompts.spec.taught, ask)
-            reading = _Reading(self._looker, ask, told, known)
+            reading = _Reading(self._looker, ask, self.version, known)
             try:
                 yield from reading.pages(cut)
             finally:
@@ -102,8 +104,8 @@ def bounded(request: Request, ask: Ask, prompts: Prompts) -> Request:
 class _Reading:
     """One run of pages through a looker."""
 
-    def __init__(self, looker: Looker, ask: Ask, told: str, known: Sequence[Notice]) -> None:
-        self._looker, self._ask, self._told, self._known = looker, ask, told, known
+    def __init__(self, looker: Looker, ask: Ask, version: Version, known: Sequence[Notice]) -> None:
+        self._looker, self._ask, self._version, self._known = looker, ask, version, known
         self._answers: dict[int, _Answer] = {}
         self._ready: dict[int, Page] = {}
         self._taken = 0
@@ -138,17 +140,20 @@ class _Reading:
 
     def _take(self, scan: Scan, patches: Cut) -> None:
         at, self._taken = self._taken, self._taken + 1
-        answer = _Answer(at=at, scan=scan, begun=time.perf_counter())
+        answer = _Answer(at=at, scan=scan, begun=time.perf_counter(), ask=self._ask, known=self._known)
+        self._begin(answer, patches.result)
+
+    def _begin(self, answer: _Answer, patches: Callable[[], Patches]) -> None:
         try:
-            request = self._looker.request(self._told, [patches.result()])
-            refused = self._looker.add(at, bounded(request, self._ask, self._looker.prompts))
+            request = self._looker.request(prompt(answer.ask, self._version), [patches()])
+            refused = self._looker.add(answer.at, bounded(request, answer.ask, self._looker.prompts))
         except InputError as error:
             self._fail(answer, str(error))
             return
         if refused is not None:
             self._fail(answer, refused.error)
         else:
-            self._answers[at] = answer
+            self._answers[answer.at] = answer
 
     def _hear(self, answer: _Answer, piece: Piece) -> None:
         if piece.error:
@@ -161,8 +166,18 @@ class _Reading:
         if loop is None and piece.ending is None:
             return
         written = Written(text=answer.guard.text, cut=piece.ending == "length", loop=loop, odds=answer.odds)
+        if (other := plainer(answer.ask, written)) is not None:
+            self._ask_again(answer, *other)
+            return
         timings = {"read_ms": (time.perf_counter() - answer.begun) * 1e3}
-        self._keep(answer, page_of(answer.scan, written, self._ask, known=self._known, timings=timings))
+        self._keep(answer, page_of(answer.scan, written, answer.ask, known=answer.known, timings=timings))
+
+    def _ask_again(self, answer: _Answer, ask: Ask, why: Notice) -> None:
+        """Something else of the same page, in its place."""
+        again = _Answer(
+            at=answer.at, scan=answer.scan, begun=answer.begun, ask=ask, known=(*answer.known, why)
+        )
+        self._begin(again, lambda: self._looker.prompts.patches(answer.scan.pixels))
 
     def _fail(self, answer: _Answer, why: str) -> None:
         self._keep(answer, Page.of(answer.scan, notices=(Notice(code="failed", message=why),)))

@@ -11,12 +11,19 @@ from typing import Any
 
 from alula.documents import Notice
 from alula.generate import Piece
+from alula.ocr.spotting import CORNERS
 
 LEAST_MEAN = 0.7
 """Of a page's tokens, as their geometric mean."""
 
 LEAST_OF_FIELD = 0.5
 """Of every token of a field's value."""
+
+LEAST_OF_WORD = 0.6
+"""Of every token of what is no field: where lines look alike, a model that jumps to another one is less sure of the
+first token there, and sure of all that follow."""
+
+_SHOWN, _AROUND = 5, 16
 
 
 @dataclass(slots=True)
@@ -50,11 +57,25 @@ class Odds:
             start = until
         return math.exp(found)
 
+    def below(self, least: float) -> Iterator[tuple[int, int]]:
+        """Where characters begin and end that a token of a lower probability wrote."""
+        start = 0
+        for until, log in self._least:
+            if log < math.log(least):
+                yield start, until
+            start = until
+
 
 def unsure(text: str, odds: Odds, fields: Mapping[str, Any] | None = None) -> Iterator[Notice]:
-    """What the model guessed: a page as a whole, or values of fields. Pure."""
+    """What the model guessed: a page as a whole, or values of fields, or else words. Pure."""
     if odds.mean is not None and odds.mean < LEAST_MEAN:
         said = f"the model was unsure of what it wrote: its tokens have a probability of {odds.mean:.2f} in the mean"
+        yield Notice(code="unsure", message=said)
+    elif fields is None and (
+        words := [f"{word!r} ({least:.2f})" for word, least in guessed_words(text, odds)]
+    ):
+        more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        said = f"the model was unsure of words (the least probability of a token): {', '.join(words[:_SHOWN])}{more}"
         yield Notice(code="unsure", message=said)
     values = [(name, value_in(text, name)) for name, value in (fields or {}).items() if value]
     guessed = [
@@ -65,6 +86,31 @@ def unsure(text: str, odds: Odds, fields: Mapping[str, Any] | None = None) -> It
     if guessed:
         said = f"the model was unsure of fields (the least probability of a token): {', '.join(guessed)}"
         yield Notice(code="unsure", message=said)
+
+
+def guessed_words(text: str, odds: Odds) -> Iterator[tuple[str, float]]:
+    """Words that have a token of too low a probability, and the least of theirs; corners of boxes are none. Pure."""
+    words = CORNERS.sub(lambda found: " " * len(found[0]), text)
+    last = 0
+    for begin, end in odds.below(LEAST_OF_WORD):
+        in_corners = not words[begin:end].strip() and text[begin:end].strip()
+        if begin < last or in_corners:
+            continue
+        first, last = _word_at(words, begin, end)
+        yield words[first:last].strip(), odds.least(first, last)
+
+
+def _word_at(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Where the word begins and ends of which these characters are a part; scripts without blanks have a few beside."""
+    while begin < end - 1 and text[begin].isspace():
+        begin += 1
+    while begin < end - 1 and text[end - 1].isspace():
+        end -= 1
+    before = re.search(r"[^\s<>]*$", text[max(0, begin - _AROUND) : begin])
+    after = re.match(r"[^\s<>]*", text[end : end + _AROUND])
+    assert before is not None, "it may be empty"
+    assert after is not None, "likewise"
+    return begin - len(before[0]), end + len(after[0])
 
 
 def value_in(text: str, name: str) -> tuple[int, int] | None:

@@ -13,7 +13,9 @@ NO_TEXT = ("没有文字", "没有文字。", "No text", "No text.")
 """What it writes of a page without text."""
 
 _FULL = 1000
-_TAIL = re.compile(r"\((\d{1,4}), ?(\d{1,4})\), ?\((\d{1,4}), ?(\d{1,4})\)")
+CORNERS = re.compile(r"\((\d{1,4}), ?(\d{1,4})\), ?\((\d{1,4}), ?(\d{1,4})\)")
+"""Two corners, behind the text of a record."""
+
 _TAGS = re.compile(r"</?(?:ref|quad|box)>")
 _FENCE = re.compile(r"\s*```\w*\s*\n(.*?)\n?\s*(?:```\s*)?", re.DOTALL)
 
@@ -46,9 +48,9 @@ Corners = tuple[float, float, float, float]
 
 def _records(text: str) -> Iterator[tuple[str, Corners | None]]:
     at = 0
-    for tail in _TAIL.finditer(text):
+    for tail in CORNERS.finditer(text):
         line = text[at : tail.start()].strip()
-        if not line and _TAIL.match(text, tail.end()):
+        if not line and CORNERS.match(text, tail.end()):
             continue  # it is text that looks like corners: the corners come behind it
         if line:
             yield line, _corners(tail.groups())

@@ -12,7 +12,7 @@ from alula.codecs import MOST_PIXELS, count_sheets
 from alula.core.errors import InputError
 from alula.documents import TASKS, Notice, Page, Scan, Task
 from alula.generate import Request
-from alula.ocr.answers import Written, page_of, untaught
+from alula.ocr.answers import Written, page_of, plainer, untaught
 from alula.ocr.hunyuan import bounded, version_of
 from alula.ocr.loading import Taking, decoded, kind_of_bytes, looked_at
 from alula.ocr.odds import Odds
@@ -142,12 +142,19 @@ async def _read(asked: Asked, scan: Scan, waits: bool) -> Page:
         page = await writer.read(scan, asked.ask)
         return replace(page, notices=(*page.notices, *asked.known))
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
-    request = bounded(writer.prompts.look(asked.told, [patches]), asked.ask, writer.prompts)
     waiting = partial(writer.write_in_time, covered=asked.covered)
-    written = await _written(waiting if waits else writer.write, request)
+
+    async def answer(ask: Ask, told: str) -> Written:
+        request = bounded(writer.prompts.look(told, [patches]), ask, writer.prompts)
+        return await _written(waiting if waits else writer.write, request)
+
+    ask, known, written = asked.ask, asked.known, await answer(asked.ask, asked.told)
+    if (other := plainer(ask, written)) is not None:
+        ask, known = other[0], (*known, other[1])
+        written = await answer(ask, prompt(ask, version_of(writer.prompts)))
     timings = {"read_ms": (perf_counter() - begun) * 1e3}
     return await writer.made(
-        len(written.text), lambda: page_of(scan, written, asked.ask, known=asked.known, timings=timings)
+        len(written.text), lambda: page_of(scan, written, ask, known=known, timings=timings)
     )
 
 
