@@ -35,8 +35,8 @@ STRETCH = 0.1
 """What Tencent's code adds to the sides of a grid where it spreads the learned positions over it."""
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
-LEAST_PIXELS, MOST_PIXELS = 192 * 192, 704 * 640
-"""What the processor brings a page to."""
+LEAST_PIXELS, MOST_PIXELS = 192 * 192, 640 * 640
+"""What the processor brings a page to: the most that training has. Of larger pages lines are missed or misplaced."""
 
 SIZES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "small": {
