@@ -89,16 +89,15 @@ class Dense:
         Whoever has one token runs first, so that rows of the released are gone before a prompt needs room.
         """
         self._admit(work)
-        logits: dict[int, Logits] = {}
+        told: list[tuple[tuple[int, ...], Logits]] = []
         try:
             for members, tokens in self._calls(work):
-                logits.update(zip(members, self._run(members, tokens), strict=True))
+                told.append((members, self._run(members, tokens)))
             self._tidy()
         except BaseException:
             self._lose([each.sequence for each in work])
             raise
-        answering = [logits[each.sequence] for each in work if each.answers]
-        return np.stack(answering) if answering else np.empty((0, self.vocabulary), np.float32)
+        return _answers(told, tuple(each.sequence for each in work if each.answers), self.vocabulary)
 
     def release(self, sequence: int) -> None:
         """Forget a sequence; its row goes when rows are copied next, or with the last of its neighbours."""
@@ -301,6 +300,18 @@ class Dense:
         if self._cross:
             sizes["source"] = source
         return {axis: size for axis, size in sizes.items() if size is not None}
+
+
+def _answers(
+    told: Sequence[tuple[tuple[int, ...], Logits]], answering: tuple[int, ...], vocabulary: int
+) -> Logits:
+    """The rows of those who answer; the call's own array where all who ran together do, which is megabytes."""
+    if len(told) == 1 and told[0][0] == answering:
+        return told[0][1]
+    rows = {member: row for members, logits in told for member, row in zip(members, logits, strict=True)}
+    return (
+        np.stack([rows[each] for each in answering]) if answering else np.empty((0, vocabulary), np.float32)
+    )
 
 
 def cost(engines: Mapping[str, Engine]) -> Cost:

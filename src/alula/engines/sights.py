@@ -73,11 +73,12 @@ class Sights:
 
     def positions(self, sequence: int, begin: int, end: int) -> Ints:
         """Places of the tokens from `begin` to `end` of a sequence, [axes, tokens]."""
-        places = np.tile(np.arange(begin, end, dtype=np.int64), (self.axes, 1))
-        if (sight := self._held.get(sequence)) is not None:
-            known = sight.places[:, begin:end]
-            places[:, : known.shape[1]] = known
-        return places
+        counted = np.broadcast_to(np.arange(begin, end, dtype=np.int64), (self.axes, end - begin))
+        sight = self._held.get(sequence)
+        if sight is None or begin >= sight.places.shape[1]:
+            return counted
+        known = sight.places[:, begin:end]
+        return np.concatenate([known, counted[:, known.shape[1] :]], axis=1)
 
     def seen(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Array, list[Ints]]:
         """The rows that stand for tokens of some (sequence, begin, end); for each span which do, -1 for none."""
@@ -86,7 +87,7 @@ class Sights:
         count = 0
         for sequence, begin, end in spans:
             pick = np.full(end - begin, -1, np.int64)
-            if (sight := self._held.get(sequence)) is not None:
+            if (sight := self._held.get(sequence)) is not None and len(sight.at):
                 first, last = np.searchsorted(sight.at, (begin, end))
                 pick[sight.at[first:last] - begin] = np.arange(count, count + last - first)
                 rows.append(sight.rows[first:last])

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ from alula.core.profile import Profile, pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.engines.caches import Held, gives_new, grows, pasts, present, said
 from alula.engines.cuda import Buffer, Cuda, Rows
-from alula.engines.tensorrt.lane import Ends, Lane, Loaded
+from alula.engines.tensorrt.lane import MOST_SHAPES, Ends, Lane, Loaded
 from alula.engines.tensorrt.shapes import Key
 
 ALIGNMENT = 256
@@ -64,7 +65,8 @@ class Bed:
 
     def behind(self, new: int) -> Bed:
         """The same with so many new places instead of the oldest."""
-        return replace(self, first=(self.first + new) % self.width)
+        first = (self.first + new) % self.width
+        return Bed(memory=self.memory, half=self.half, count=self.count, width=self.width, first=first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ class Layout:
 
     def rows(self, count: int, width: int) -> int:
         """Heads of all rows of a tensor, and as many more as the next one has to wait for."""
-        step = ALIGNMENT // gcd(self.row_bytes(width), ALIGNMENT)
+        step = _step(self.row_bytes(width))
         return -(-count * self.heads // step) * step
 
     def tensor_bytes(self, count: int, width: int) -> int:
@@ -118,6 +120,7 @@ class Beds:
         )
         kept = (*self._past, *self._cross)
         names = [*(spec.name for spec in kept), *(present(spec.name) for spec in self._past)]
+        self._alike: dict[tuple[object, ...], dict[str, int]] = {}
         self._free: dict[int, list[Halves]] = {}
         self._all: set[Halves] = set()
         self._sources: OrderedDict[int, tuple[Feeds, dict[str, Buffer]]] = OrderedDict()
@@ -158,9 +161,7 @@ class Beds:
         if past.memory is None:
             raise RunError("a step needs places for what it adds; there are none")
         taken = {**feeds, **cross}
-        sizes = axis_sizes(self._others, {spec.name: taken[spec.name] for spec in self._others})
-        sizes["past"] = past.width
-        self._plan.profile.check(sizes)
+        sizes = self._admitted({spec.name: taken[spec.name] for spec in self._others}, past.width)
         into, places = self._given(past, sizes["length"])
         source = self._source(cross) if self._cross else {}
         first = next(iter(source.values()), 0)
@@ -199,6 +200,17 @@ class Beds:
         self._all.clear()
         self._free.clear()
         self._sources.clear()
+
+    def _admitted(self, given: Feeds, width: int) -> dict[str, int]:
+        """The sizes of a step, which are checked when such arrays come first: steps are many, and they are alike."""
+        alike = (width, *((array.shape, array.dtype.char) for array in given.values()))
+        if alike not in self._alike:
+            sizes = {**axis_sizes(self._others, given), "past": width}
+            self._plan.profile.check(sizes)
+            if len(self._alike) >= MOST_SHAPES:
+                self._alike.clear()
+            self._alike[alike] = sizes
+        return self._alike[alike]
 
     def _most_new(self, profile: Profile) -> int:
         """The bytes of what a step of this profile may add."""
@@ -305,6 +317,12 @@ class Beds:
         return {name: buffer.address for name, buffer in self._sources[key][1].items()}
 
 
+@lru_cache(maxsize=MOST_SHAPES)
+def _step(row_bytes: int) -> int:
+    """After how many rows a tensor may begin again."""
+    return ALIGNMENT // gcd(row_bytes, ALIGNMENT)
+
+
 def keepable(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
     """Whether these are a decoder's whose caches can stay: no wider after a step than before, and all of one size."""
     past = pasts(inputs)
@@ -319,5 +337,9 @@ def _turned(feeds: Feeds, bed: Bed) -> Feeds:
     """What a step is told, its mask [row, past and new places] as the places of a bed lie."""
     if not bed.first:
         return feeds
-    past, new = np.split(feeds[MASK], [bed.width], axis=1)
-    return {**feeds, MASK: np.concatenate([np.roll(past, bed.first, axis=1), new], axis=1)}
+    mask, width, first = feeds[MASK], bed.width, bed.first
+    turned = np.empty_like(mask)
+    turned[:, :first] = mask[:, width - first : width]
+    turned[:, first:width] = mask[:, : width - first]
+    turned[:, width:] = mask[:, width:]
+    return {**feeds, MASK: turned}
