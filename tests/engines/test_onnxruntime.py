@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,13 +43,3 @@ def test_an_engine_holds_no_second_copy_of_the_weights(graph: Graph, plan: Plan,
     graph.path.unlink()
     with pytest.raises(EngineError, match=r"^onnxruntime cannot load .*lookup.onnx"):
         OnnxRuntime().open(engine)
-
-
-def test_nothing_is_told_to_its_maker(tmp_path: Path) -> None:
-    for name in ("home", "temporary"):
-        (tmp_path / name).mkdir()
-    # CI is what its builds of 1.29 and later keep quiet for, too.
-    env = {key: value for key, value in os.environ.items() if key not in {"ORT_DISABLE_TELEMETRY", "CI"}}
-    env |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
-    subprocess.run([sys.executable, "-c", "import alula.engines.onnxruntime"], env=env, check=True)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-
-# Read as it is imported: from 1.29 on its builds for Linux tell their maker of models, unasked.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from alula.core.engine import Engine, Plan
