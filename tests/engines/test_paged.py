@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from alula.core.machine import cpu_features, usable_cores
 from alula.core.profile import Profile
 from alula.engines import backend, cache_cost, open_decoding
 from alula.engines.openvino import OpenVino, layers_of, settings
+from alula.engines.paged.forms import pair
+from alula.engines.paged.graph import read
 from alula.engines.paged.session import Paged, ways
 from alula.engines.paged.session import compiled as compiled_form
 from alula.graphs import pack, passes_for, rewrite, save
@@ -262,7 +265,9 @@ def test_each_precision_runs_in_the_forms_that_its_cpu_has() -> None:
     assert asked("int8-weights", *vnni) == asked("int4-weights", "avx_vnni") == eight_bits
     assert asked("int4-weights", *vnni) == [(0, None, "f16", 32), (0, None, "f16", 32), (0, None, "f16", 64)]
     assert [way.widened for way in ways("int4-weights", ("avx_vnni",))] == [False, True, True]
-    assert not any(way.widened for way in ways("int8-weights", ("avx_vnni",)))
+    assert not any(way.widened or way.paired for way in ways("int8-weights", ("avx_vnni",)))
+    assert [way.paired for way in ways("int4-weights", ("avx_vnni",))] == [True, False, False]
+    assert not any(way.paired for way in ways("int4-weights", amx))
 
 
 def test_a_step_goes_to_the_form_that_is_for_its_rows() -> None:
@@ -273,6 +278,23 @@ def test_a_step_goes_to_the_form_that_is_for_its_rows() -> None:
 
     assert [chosen(count, count) for count in range(1, 11)] == [1, 0, 0, 0, 8, 8, 8, 8, 0, 0]
     assert chosen(8, 1) == chosen(8, 7) == chosen(512, 3) == 0
+
+
+def test_gate_and_up_of_four_bits_become_one_product(llama: tuple[Decoder, Engine], tmp_path: Path) -> None:
+    decoder, _ = llama
+    engine = _engine(pack(decoder.graph, "openvino", "int4-weights"), tmp_path, "int4-weights")
+    model = read(engine.graph.path, half=False)
+
+    def kinds() -> Counter[str]:
+        return Counter(node.get_type_name() for node in model.get_ordered_ops())
+
+    before = kinds()
+    pair(model)
+    layers = before["PagedAttentionExtension"]
+    # Each layer has two products less, one of them with zeros; what they gave is cut in two.
+    assert layers
+    assert before["MatMul"] - kinds()["MatMul"] == 2 * layers
+    assert kinds()["VariadicSplit"] - before["VariadicSplit"] == layers
 
 
 @pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])

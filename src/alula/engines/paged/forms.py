@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ _SIGN = 0x88
 """The sign of both numbers of four bits in a byte: turned, what is signed counts from nought."""
 _MIDDLE = 8
 _LARGEST = 127
+_PAIR = 2
 _TOGETHER = 2
 """Blocks of four bits that are one of eight: of 64 numbers then, as in weights stored in eight bits."""
 
@@ -60,6 +61,32 @@ def join(model: ov.Model) -> None:
     _write_anew(model, _Four.joined)
 
 
+def pair(model: ov.Model) -> None:
+    """Gate and up of a feed-forward in one product, and their zeros in another, where both read the same states."""
+    readers: dict[tuple[str, int], list[_Apart]] = {}
+    for each in _apart(model):
+        source = each.whole.input_value(0).get_node().input_value(0)
+        readers.setdefault((source.get_node().get_friendly_name(), source.get_index()), []).append(each)
+    for found in readers.values():
+        if len(found) == _PAIR:
+            _pair(found)
+    model.validate_nodes_and_infer_types()
+
+
+def _pair(found: Sequence[_Apart]) -> None:
+    """Their columns side by side, and cut apart again behind the product."""
+    four = _Four.beside([each.four for each in found])
+    product, moving = (found[0].whole.input_value(at).get_node() for at in (0, 1))
+    both = ops.add(
+        ops.matmul(product.input_value(0), four.scaled(), transpose_a=False, transpose_b=False),
+        ops.matmul(moving.input_value(0), ops.constant(four.moved), transpose_a=False, transpose_b=False),
+    )
+    columns = np.array([each.four.shape[2] for each in found])
+    parts = ops.variadic_split(both, ops.constant(np.array(-1)), ops.constant(columns))
+    for at, each in enumerate(found):
+        each.whole.output(0).replace(parts.output(at))
+
+
 def widen(model: ov.Model) -> None:
     """Numbers of four bits and their zeros as numbers of eight without: what is lost is a sixteenth of a step or so.
 
@@ -79,6 +106,26 @@ class _Four:
     numbers: NDArray[np.uint8]
     scales: NDArray[np.float32]
     moved: NDArray[np.float32]
+
+    @staticmethod
+    def beside(found: Sequence[_Four]) -> _Four:
+        """One matrix with the columns of all, which have blocks alike."""
+        blocks, block, _ = found[0].shape
+        numbers = [each.numbers.reshape(blocks, block, -1) for each in found]
+        return _Four(
+            shape=(blocks, block, sum(each.shape[2] for each in found)),
+            numbers=np.concatenate(numbers, axis=-1).reshape(-1),
+            scales=np.concatenate([each.scales for each in found], axis=-1),
+            moved=np.concatenate([each.moved for each in found], axis=-1),
+        )
+
+    def scaled(self) -> ov.Node:
+        """Number x scale alone, in four bits: zeros are somewhere else."""
+        signed = ov.Tensor(ov.Type.i4, ov.Shape(list(self.shape)))
+        signed.data.reshape(-1).view(np.uint8)[:] = self.numbers
+        return self._flat(
+            ops.multiply(ops.convert(ops.constant(signed), "f32"), ops.constant(self.scales[:, None]))
+        )
 
     def joined(self) -> ov.Node:
         """(number - zero) x scale."""
@@ -107,18 +154,29 @@ class _Four:
         return ops.reshape(restored, ops.constant(np.array([blocks * block, columns])), special_zero=False)
 
 
-def _write_anew(model: ov.Model, weight: Callable[[_Four], ov.Node]) -> None:
-    """One product instead of two, wherever zeros have one of their own."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Apart:
+    """A sum of two products, of which the second is with zeros alone."""
+
+    whole: ov.Node
+    four: _Four
+
+
+def _apart(model: ov.Model) -> Iterator[_Apart]:
+    """Wherever zeros have a product of their own."""
     for whole in model.get_ordered_ops():
         if not _is(whole, "Add"):
             continue
         product, moving = (whole.input_value(at).get_node() for at in (0, 1))
         if _is(moving, "MatMul") and _is(moving.input_value(0).get_node(), "ReduceSum"):
-            four = _four(product, moving.input_value(1).get_node())
-            _replace(
-                whole,
-                ops.matmul(product.input_value(0), weight(four), transpose_a=False, transpose_b=False),
-            )
+            yield _Apart(whole=whole, four=_four(product, moving.input_value(1).get_node()))
+
+
+def _write_anew(model: ov.Model, weight: Callable[[_Four], ov.Node]) -> None:
+    """One product instead of two, wherever zeros have one of their own."""
+    for each in _apart(model):
+        states = each.whole.input_value(0).get_node().input_value(0)
+        _replace(each.whole, ops.matmul(states, weight(each.four), transpose_a=False, transpose_b=False))
     model.validate_nodes_and_infer_types()
 
 
