@@ -101,6 +101,17 @@ def test_skew_is_measured_and_turned_back(degrees: float, letters: int) -> None:
     assert level == pytest.approx(0, abs=0.15)
 
 
+@pytest.mark.parametrize("degrees", [-3.0, 0.0, 1.5])
+@pytest.mark.parametrize("dark", [0.2, 0.5])
+def test_the_edge_of_a_shadow_is_no_line(degrees: float, dark: float) -> None:
+    """Level photographs with a hand's shadow were called skewed by 7 to 10 degrees, and turned by as much."""
+    page = skewed(sheet(4, 28), degrees)
+    down, across = np.mgrid[0 : page.shape[0], 0 : page.shape[1]]
+    beyond = 1 / (1 + np.exp(-(across - 0.4 * page.shape[1] + 0.5 * down) / 60))
+    shaded = (page * (dark + (1 - dark) * beyond)[..., None]).astype(np.uint8)
+    assert measured(shaded).skew == pytest.approx(degrees, abs=0.2)
+
+
 def test_dark_faint_and_blank_pages_are_told_apart() -> None:
     page = sheet(5)
     assert codes(darker(page, 0.3)) == ["dark"]

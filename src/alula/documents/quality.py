@@ -338,7 +338,9 @@ def skew_of(ink: NDArray[np.bool_]) -> float | None:
     differences of neighbouring rows is largest (Bloomberg, Kopec, Dasari, Measuring document image skew, 1995).
     """
     step = max(1, -(-max(ink.shape) // _SKEW_SIDE))
-    ys, xs = ink[::step, ::step].nonzero()
+    ys, xs = _without_rules(
+        ink[::step, ::step]
+    ).nonzero()  # nor the shadows of photographs, whose edges run anyhow
     if len(ys) < 200 or np.ptp(xs) < 40:
         return None
     if len(ys) > _MOST_INK:
