@@ -346,17 +346,8 @@ def test_three_models_stand_in_for_one_that_reads_pages_where_they_do_the_task(
     pytest.importorskip("transformers.models.hunyuan_vl")
     import tiny_hunyuan  # noqa: PLC0415 - needs torch
 
-    from alula.build import BuildRequest, build  # noqa: PLC0415
-
     tiny_hunyuan.checkpoint(tmp_path / "model")
-    request = BuildRequest(
-        model=str(tmp_path / "model"),
-        to=tmp_path / "own",
-        use_cache=False,
-        precision="fp32",
-        target="onnxruntime",
-    )
-    build(request, Silent())
+    tiny_hunyuan.built(tmp_path / "model", tmp_path / "own")
     options: dict[str, Any] = {"engine_command": ENGINE, "threads": 1, "cache_bytes": 1 << 26}
     with served.running([tmp_path / "own"], fallback=[str(folder)], **options) as server:
         page = as_file(drawn())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import HunYuanVLConfig, HunYuanVLForConditionalGeneration
+
+if TYPE_CHECKING:
+    from alula.bundles import Bundle
 
 Floats = NDArray[np.float32]
 
@@ -106,6 +109,15 @@ def checkpoint(to: Path, seed: int = 0) -> Any:
     model.save_pretrained(to)
     write_text_files(to)
     return model
+
+
+def built(model: Path, to: Path) -> Bundle:
+    """A bundle of a checkpoint that is there, in fp32 for ONNX Runtime."""
+    from alula.build import BuildRequest, build  # noqa: PLC0415 - a checkpoint is written without it
+    from alula.core.progress import Silent  # noqa: PLC0415 - likewise
+
+    asked = BuildRequest(model=str(model), to=to, use_cache=False, precision="fp32", target="onnxruntime")
+    return build(asked, Silent()).bundle
 
 
 def write_text_files(to: Path, **processor: Any) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers.models.hunyuan_vl")
 import tiny_hunyuan  # noqa: E402 - likewise
 
-from alula.build import BuildRequest, build  # noqa: E402 - likewise
-from alula.core.progress import Silent  # noqa: E402 - likewise
-
 TEXT = Ask(task="text", max_tokens=6)
 
 
@@ -32,14 +30,7 @@ TEXT = Ask(task="text", max_tokens=6)
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("tiny")
     tiny_hunyuan.checkpoint(folder / "model")
-    asked = BuildRequest(
-        model=str(folder / "model"),
-        to=folder / "bundle",
-        use_cache=False,
-        precision="fp32",
-        target="onnxruntime",
-    )
-    return build(asked, Silent()).bundle
+    return tiny_hunyuan.built(folder / "model", folder / "bundle")
 
 
 def scan(index: int, height: int = 40, width: int = 60) -> Scan:
@@ -94,30 +85,33 @@ def test_a_page_that_cannot_be_read_loses_no_other(bundle: Bundle) -> None:
     assert "more than 200 times as long as wide" in pages[1].notices[0].message
 
 
+def told(looker: Looker, body: Callable[[str], dict[str, Any]]) -> Looker:
+    """A looker that is told, by the text of each request, how to write."""
+
+    class Told:
+        prompts, sequences = looker.prompts, looker.sequences
+        add, step, end, close = looker.add, looker.step, looker.end, looker.close
+
+        @staticmethod
+        def request(text: str, images: Any) -> object:
+            return looker.request(text, images, body(text))
+
+    return Told()  # type: ignore[return-value] # all that is used of one
+
+
 def test_a_loop_is_ended_as_it_is_written(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alula.ocr.repetition.LEAST_CHARACTERS", 40)
     monkeypatch.setattr("alula.ocr.repetition.CHECKED_EVERY", 8)
     monkeypatch.setattr("alula.ocr.repetition.LEAST_TIMES_OF_FORMS", 8)
     with closing(reader(bundle)) as opened:
         looker = opened._looker
-
-        class Told:
-            """The looker, told to write one letter for ever."""
-
-            prompts, sequences = looker.prompts, looker.sequences
-            add, step, end, close = looker.add, looker.step, looker.end, looker.close
-
-            @staticmethod
-            def request(text: str, images: object) -> object:
-                body = {
-                    "max_tokens": 400,
-                    "ignore_eos": True,
-                    "logit_bias": {"40": 100},
-                    "repetition_penalty": 1,
-                }
-                return looker.request(text, images, body)  # type: ignore[arg-type] # what it was given
-
-        opened._looker = Told()  # type: ignore[assignment] # all that is used of one
+        body = {
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "logit_bias": {"40": 100},
+            "repetition_penalty": 1,
+        }
+        opened._looker = told(looker, lambda text: body)
         (page,) = opened.read([scan(0)], Ask(task="text", max_tokens=400))
         assert [notice.code for notice in page.notices] == ["repetition"]
         assert page.text == "I"
@@ -126,32 +120,19 @@ def test_a_loop_is_ended_as_it_is_written(bundle: Bundle, monkeypatch: pytest.Mo
 
 def test_a_document_of_marks_alone_is_asked_again_for_its_text(bundle: Bundle) -> None:
     """Tencent-Hunyuan/HunyuanOCR#118: of a slide the document was corners alone, and its text was read."""
-    told: list[str] = []
+    asked: list[str] = []
     with closing(reader(bundle, 2)) as opened:
-        looker = opened._looker
+        body = {"max_tokens": 6, "ignore_eos": True, "logit_bias": {"7": 100}, "repetition_penalty": 1}
 
-        class Marking:
-            """The looker, whose documents are nothing but brackets."""
-
-            prompts, sequences = looker.prompts, looker.sequences
-            add, step, end, close = looker.add, looker.step, looker.end, looker.close
-
-            @staticmethod
-            def request(text: str, images: object) -> object:
-                told.append(text)
-                body = {
-                    "max_tokens": 6,
-                    "ignore_eos": True,
-                    "logit_bias": {"7": 100},
-                    "repetition_penalty": 1,
-                }
-                marks = text == prompt(Ask(task="document"))
-                return looker.request(text, images, body if marks else {"max_tokens": 6})  # type: ignore[arg-type]
+        def marks(text: str) -> dict[str, Any]:
+            """Documents are nothing but brackets."""
+            asked.append(text)
+            return body if text == prompt(Ask(task="document")) else {"max_tokens": 6}
 
         texts = [page.text for page in opened.read([scan(0), scan(1), scan(2)], TEXT)]
-        opened._looker = Marking()  # type: ignore[assignment] # all that is used of one
+        opened._looker = told(opened._looker, marks)
         pages = list(opened.read([scan(0), scan(1), scan(2)], Ask(task="document", max_tokens=6)))
-    assert told.count(prompt(TEXT)) == told.count(prompt(Ask(task="document"))) == 3
+    assert asked.count(prompt(TEXT)) == asked.count(prompt(Ask(task="document"))) == 3
     assert [page.text for page in pages] == texts
     for page in pages:
         assert page.noticed("not-as-asked")

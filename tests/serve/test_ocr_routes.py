@@ -38,9 +38,6 @@ pytest.importorskip("transformers.models.hunyuan_vl")
 pytest.importorskip("pypdfium2")
 import tiny_hunyuan  # noqa: E402 - likewise
 
-from alula.build import BuildRequest, build  # noqa: E402 - likewise
-from alula.core.progress import Silent  # noqa: E402 - likewise
-
 ENGINE = (sys.executable, "-m", "alula.serve.engine_process")
 PNG = {"content-type": "image/png"}
 PDF = {"content-type": "application/pdf"}
@@ -50,14 +47,7 @@ PDF = {"content-type": "application/pdf"}
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("tiny")
     tiny_hunyuan.checkpoint(folder / "model")
-    asked = BuildRequest(
-        model=str(folder / "model"),
-        to=folder / "bundle",
-        use_cache=False,
-        precision="fp32",
-        target="onnxruntime",
-    )
-    return build(asked, Silent()).bundle
+    return tiny_hunyuan.built(folder / "model", folder / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -411,14 +401,7 @@ def test_a_document_of_marks_alone_is_asked_again_for_its_text(tmp_path: Path) -
     known = said["model"]["vocab"].values()
     said["model"] |= {"vocab": {"(" * at or "-": at for at in known}, "unk_token": "-"}
     words.write_text(json.dumps(said), "utf-8")
-    asked = BuildRequest(
-        model=str(tmp_path / "model"),
-        to=tmp_path / "bundle",
-        use_cache=False,
-        precision="fp32",
-        target="onnxruntime",
-    )
-    bracketed = build(asked, Silent()).bundle
+    bracketed = tiny_hunyuan.built(tmp_path / "model", tmp_path / "bundle")
     files = {"page": ("p.png", file(pixels()))}
     with running([bracketed.root], engine_command=ENGINE, threads=1, cache_bytes=1 << 26) as server:
         for task, expected in (("text", []), ("document", ["not-as-asked"])):

@@ -150,24 +150,15 @@ def choose(waiting: Sequence[Unit], start: float, policy: BatchPolicy, costs: Co
 def _chosen(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
     if not looked_at:
         return []
-    if policy.packed:
-        return filled(_chosen_packed(looked_at, start, policy, costs), looked_at, policy)
     slack = _slack(looked_at, start)
-    if slack >= 0 and not _waits_long(looked_at, start):
+    # Packed, nobody is passed: whoever go together, they cost about the same.
+    if slack >= 0 and not policy.packed and not _waits_long(looked_at, start):
         batch = _best(looked_at, range(len(looked_at)), policy, costs)
         if batch.seconds <= slack:
             return batch.members
     first = _most_in_time(looked_at, start) if slack < 0 else 0
-    return _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
-
-
-def _chosen_packed(looked_at: Sequence[Unit], start: float, policy: BatchPolicy, costs: Costs) -> list[int]:
-    """The best batch with the oldest unit in it, or the most urgent where not all can be in time.
-
-    Nobody is passed: whoever go together, they cost about the same.
-    """
-    first = 0 if _slack(looked_at, start) >= 0 else _most_in_time(looked_at, start)
-    return _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
+    members = _best(looked_at, [first], policy, costs, within_s=looked_at[first].deadline - start).members
+    return filled(members, looked_at, policy) if policy.packed else members
 
 
 def filled(members: list[int], looked_at: Sequence[Unit], policy: BatchPolicy) -> list[int]:
