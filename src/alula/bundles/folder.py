@@ -154,7 +154,8 @@ class Bundle:
         root = Path(os.path.realpath(self.root))
         with alone(root):
             lying = _manifest(root)
-            if lying.identity != self.manifest.identity:
+            # Of the same files and promise, from wherever, evidence holds.
+            if replace(lying, source=self.manifest.source).identity != self.manifest.identity:
                 raise InputError(f"{root}: another bundle was put there meanwhile; it is left as it is")
             scratch = beside(root, "changing")
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ import typer
 from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
 from alula.core.progress import Note, Progress, Silent
+from alula.core.refused import is_full
 from alula.documents import TASKS, Page, Scan, Task
 from alula.ocr import Ask, Reader, check, open_reader
 from alula.ocr.loading import Lost, Selection, Taking, kind_of
@@ -38,7 +38,6 @@ from alula.ocr.reader import MAX_TOKENS, PICTURES
 from alula.ocr.stream import Done, read_pages
 from alula.ocr.subtitles import joined, still, with_subtitles
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MOST_JOBS = 4
 """Processes that open files, where nothing is said: one of two cores, and no more than this."""
 
@@ -251,7 +250,7 @@ class _Run:
             goal = self.goals[source]
             if goal is None:
                 raise
-            if error.errno in _FULL:
+            if is_full(error):
                 said = (
                     f"{error.strerror}; make room and run the command again: whole results are not read again"
                 )
