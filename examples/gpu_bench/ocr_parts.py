@@ -103,12 +103,14 @@ PLANS: Mapping[str, Parted] = {
     **_blocks("exact", (EXACT,), "fp32"),
     "vision-exact": Parted(part="vision", profiles=(_square(40, 98),), precision="fp32"),
     "decoder": Parted(part="decoder", profiles=(STEP, PROMPT)),
+    "alone": Parted(part="decoder", profiles=(ALONE,)),
+    "vision-alone": Parted(part="vision", profiles=(_square(40, 40),)),
 }
-"""In the order in which they are worth building; the decoder in one engine is for whoever has the time.
+"""In the order in which they are worth building; decoders in one engine are for whoever has the time.
 
 A profile reserves memory for its largest size, also while a smaller one runs, so that pages of 640 x 640 have an
-engine of their own, and whoever reads one at a time has another. Up to 80 x 80 patches scores fit in one tensor of a
-GiB and a half; those of 128 x 128 are taken in four pieces.
+engine of their own, and whoever reads one at a time has another, which may be built at another level. Up to 80 x 80
+patches scores fit in one tensor of a GiB and a half; of 128 x 128 patches four heads are taken at once.
 """
 
 

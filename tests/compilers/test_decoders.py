@@ -18,7 +18,7 @@ from rtx import compiled
 from tiny_decoders import Decoder, checkpoint, opened, session_of, tokens
 
 from alula.core.errors import InputError
-from alula.graphs import pack, passes_for, rewrite, save
+from alula.graphs import beyond_fp16, half_policy, observe_magnitudes, pack, passes_for, rewrite, save
 
 FAMILIES = ("llama", "qwen2", "qwen3", "hunyuan_v1_dense")
 # Four queries on two keys, heads of 64, which TensorRT has a kernel for.
@@ -89,6 +89,31 @@ def test_tensorrt_compiles_a_decoder_with_a_kernel_for_each_attention(
     )
     expected, given = decoder.expected(ids), changed.parts(ids, [5, 4, 1, 1, 1])
     assert np.linalg.norm(given - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+def test_a_step_for_tensorrt_8_6_scores_in_fp16_and_widens_no_cache(tmp_path: Path) -> None:
+    """Keys of the past in fp32 would be all of the cache, copied in each layer of each step."""
+    decoder = opened(tmp_path, checkpoint(tmp_path, "llama", **SIZES))
+    graph = rewrite(decoder.graph, passes_for("tensorrt", "fp16", 17))
+    softmaxes = [node for node in graph.graph if node.op_type == "Softmax"]
+    assert [node.outputs[0].dtype for node in softmaxes] == [ir.DataType.FLOAT16] * 2
+    seen = [value for value in graph.graph.inputs if str(value.name).startswith("past.")]
+    while seen:
+        users = [user for user, _ in seen.pop().uses()]
+        assert "Cast" not in {user.op_type for user in users}
+        seen += [user.outputs[0] for user in users if user.op_type in {"Transpose", "Reshape"}]
+
+
+def test_scores_of_a_decoder_that_outgrow_fp16_stay_fp32_for_tensorrt_8_6(tmp_path: Path) -> None:
+    """They are measured in the form in which they are built."""
+    decoder = opened(tmp_path, checkpoint(tmp_path, "llama", **SIZES))
+    policy = half_policy("tensorrt", 17)
+    _, names = observe_magnitudes(decoder.graph, policy)
+    largest = {name: 1e6 if "/Attention/" in name else 1.0 for name in names}
+    keep = beyond_fp16(decoder.graph, largest, policy)
+    graph = rewrite(decoder.graph, passes_for("tensorrt", "fp16", 17, policy, keep))
+    softmaxes = [node for node in graph.graph if node.op_type == "Softmax"]
+    assert [node.outputs[0].dtype for node in softmaxes] == [ir.DataType.FLOAT] * 2
 
 
 @pytest.mark.parametrize(("precision", "limit", "least", "most"), WEIGHTS)

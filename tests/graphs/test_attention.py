@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from alula.core.errors import InputError
 from alula.graphs import rewrite
 from alula.graphs.passes import attention as module
-from alula.graphs.passes.attention import DecomposeAttention, pieces_of
+from alula.graphs.passes.attention import DecomposeAttention, heads_of
 
 Floats: TypeAlias = NDArray[np.float32]
 Feeds: TypeAlias = dict[str, NDArray[Any]]
@@ -226,34 +226,34 @@ def test_unknown_head_counts_are_refused() -> None:
         rewrite(attention(inputs), [DecomposeAttention()])
 
 
-# Queries piece by piece.
+# Some heads at a time.
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("length", [8, 9, 3, 2])
-def test_queries_in_pieces_are_the_same_attention(
-    monkeypatch: pytest.MonkeyPatch, length: int, late: bool
+@pytest.mark.parametrize(("most", "softmaxes"), [(3, 2), (2, 2), (1, 4), (0, 4)])
+def test_some_heads_at_a_time_are_the_same_attention(
+    monkeypatch: pytest.MonkeyPatch, most: int, softmaxes: int, late: bool
 ) -> None:
-    """Three pieces: of one length, with some left over, of one each, and two empty ones."""
-    monkeypatch.setattr(module, "MOST_SCORES", HEADS * 8 * 8 // 3 + 1)
+    """Three of four and one, two and two, one by one, and one by one where even that is more than is wanted."""
+    monkeypatch.setattr(module, "MOST_SCORES", most * 8 * 8)
     model = attention(packed(), q_num_heads=HEADS, kv_num_heads=HEADS)
-    feeds = {name: random(BATCH, length, HEADS * SIZE, seed=at) for at, name in enumerate("qkv")}
+    feeds = {name: random(BATCH, 7, HEADS * SIZE, seed=at) for at, name in enumerate("qkv")}
     cut = rewrite(model, [DecomposeAttention(late=late, longest=8)])
-    assert [node.op_type for node in cut.graph].count("Softmax") == 3
+    assert [node.op_type for node in cut.graph].count("Softmax") == softmaxes
     expected, found = run(model, feeds), run(cut, feeds)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_queries_that_are_masked_or_few_are_left_whole() -> None:
+def test_heads_whose_queries_are_masked_or_few_are_taken_at_once() -> None:
     causal = attention(packed(), q_num_heads=HEADS, kv_num_heads=HEADS, is_causal=1)
     whole = attention(packed(), q_num_heads=HEADS, kv_num_heads=HEADS)
     for model, longest in ((causal, 1 << 20), (whole, 1 << 14), (whole, 0)):
         kinds = [node.op_type for node in rewrite(model, [DecomposeAttention(longest=longest)]).graph]
         assert kinds.count("Softmax") == 1
     [node] = attention(packed(), q_num_heads=16, kv_num_heads=16).graph
-    assert [pieces_of(node, patches) for patches in (80 * 80, 128 * 128, 128 * 176, 176 * 176)] == [
-        1,
+    assert [heads_of(node, patches) for patches in (80 * 80, 128 * 128, 128 * 176, 176 * 176)] == [
+        16,
         4,
-        8,
-        15,
+        2,
+        1,
     ]

@@ -34,7 +34,7 @@ def fp16_passes(policy: Policy = HALF, keep: frozenset[str] = frozenset()) -> tu
     if policy.maps:
         passes.append(FoldAffine())
     if not policy.attention:
-        passes.append(DecomposeAttention(late=policy.scores))
+        passes.append(DecomposeAttention(late=policy.scores, apart=policy.scores))
     return (*passes, ToFloat16(policy, keep))
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -41,9 +40,9 @@ class DecomposeAttention(InPlacePass):
 
     A constant linear in front of the query takes the scale into its weights; `late` divides the scores instead, which
     is the form that TensorRT 8.6 has a kernel for. With `which`, those it is true of alone. Where states that see
-    everything may be as long as `longest`, queries are taken piece by piece, as many as keep each tensor of scores
-    within `MOST_SCORES`. With `apart`, keys and values of a cache are not joined with new ones but their scores are,
-    except where a source is read.
+    everything may be as long as `longest`, heads are taken some at a time, as many as keep each tensor of scores
+    within `MOST_SCORES`, one at least. With `apart`, keys and values of a cache are not joined with new ones but
+    their scores are, except where a source is read.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class DecomposeAttention(InPlacePass):
         nodes = list(filter(self.which, _attentions(model)))
         apart = self.apart and not reads_source(model)
         for node in nodes:
-            form = _Form(late=self.late, apart=apart, pieces=pieces_of(node, self.longest))
+            form = _Form(late=self.late, apart=apart, heads=heads_of(node, self.longest))
             _decompose(node, form)
         return PassResult(model, bool(nodes))
 
@@ -114,13 +113,14 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
     return ""
 
 
-def pieces_of(node: ir.Node, longest: int) -> int:
-    """How many pieces the queries of an Attention are taken in; one where it has a mask, or packs no states."""
-    if not is_packed(node) or _input(node, "attn_mask") is not None:
-        return 1
+def heads_of(node: ir.Node, longest: int) -> int:
+    """How many heads of an Attention are taken at once; all where it has a mask, or packs no states."""
+    heads = head_counts(node)[0]
+    if not is_packed(node) or _input(node, "attn_mask") is not None or not longest:
+        return heads
     if node.attributes.get_int("is_causal", 0):
-        return 1
-    return max(1, math.ceil(head_counts(node)[0] * longest * longest / MOST_SCORES))
+        return heads
+    return min(heads, max(1, MOST_SCORES // longest**2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class _Form:
 
     late: bool
     apart: bool
-    pieces: int
+    heads: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,8 +163,14 @@ def _decompose(node: ir.Node, form: _Form) -> None:
         else of_keys(edit, query)
     )
     seen = _apart(edit, key, value) if form.apart and not packed else [_whole(edit, key, value)]
-    found = [_context(edit, each, seen, mask, late=form.late) for each in _cut(edit, query, form.pieces)]
-    context = found[0] if form.pieces == 1 else edit.op("Concat", *found, axis=2)
+    if packed:
+        found = [
+            _context(edit, part, [some], mask, late=form.late)
+            for part, some in _some_heads(edit, query, seen[0], form.heads)
+        ]
+    else:
+        found = [_context(edit, query, seen, mask, late=form.late)]
+    context = found[0] if len(found) == 1 else edit.op("Concat", *found, axis=1)
     if packed:
         context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
         context = edit.op("Reshape", context, edit.ints(0, 0, -1))
@@ -199,15 +205,19 @@ def _joined(value: ir.Value) -> list[ir.Value]:
     return [each for each in node.inputs if each is not None]
 
 
-def _cut(edit: Editor, query: ir.Value, pieces: int) -> list[ir.Value]:
-    """Queries [batch, heads, length, size] in pieces of one length, the last one with what is left over."""
-    if pieces == 1:
-        return [query]
-    axis, whole = edit.ints(2), ir.DataType.INT64
-    length = edit.op("Shape", query, start=2, end=3, dtype=whole)
-    size = edit.op("Div", length, edit.ints(pieces))
-    ends = [edit.ints(0), *(edit.op("Mul", size, edit.ints(at)) for at in range(1, pieces)), length]
-    return [edit.op("Slice", query, begin, end, axis) for begin, end in pairwise(ends)]
+def _some_heads(
+    edit: Editor, query: ir.Value, seen: _Attended, most: int
+) -> Iterator[tuple[ir.Value, _Attended]]:
+    """Queries [batch, heads, length, size] and what they see, so many heads at once."""
+    heads = head_counts(edit.node)[0]
+    if most >= heads:
+        yield query, seen
+        return
+    axis = edit.ints(1)
+    for first in range(0, heads, most):
+        ends = edit.ints(first), edit.ints(min(first + most, heads))
+        part, key, value = (edit.op("Slice", each, *ends, axis) for each in (query, seen.key, seen.value))
+        yield part, _Attended(key=key, value=value)
 
 
 def _context(

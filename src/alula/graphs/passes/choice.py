@@ -70,9 +70,10 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _MAPS = frozenset({"Add", "Mul", "Concat", "BatchNormalization", "Resize", "Pad"})
 # Behind them a map is a row of tokens.
 _TO_TOKENS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
-_TO_SOFTMAX = frozenset(
-    {*MOVES, "Add", "Sub", "Mul", "Div", "Where", "GatherElements", "Cast", "Tanh", "Max", "Min", "Softmax"}
-)
+_TO_SOFTMAX = MOVES | {
+    *("Concat", "Add", "Sub", "Mul", "Div", "Where", "GatherElements", "Cast", "Tanh", "Max", "Min"),
+    "Softmax",
+}
 
 
 def chosen_nodes(
@@ -204,7 +205,9 @@ def _keeps_scale(node: ir.Node) -> bool:
 
 
 def _allowed(node: ir.Node, policy: Policy, of_maps: bool) -> bool:
-    if policy.scores and node.op_type == "Div" and is_constant(node.inputs[1]) and _reaches_softmax(node):
+    # Scores of a cache and of what is new are joined, then scaled.
+    joins = node.op_type == "Concat" or (node.op_type == "Div" and is_constant(node.inputs[1]))
+    if policy.scores and joins and _reaches_softmax(node):
         return True
     if node.op_type in _ACTIVATIONS or node.op_type == "Softmax":
         return policy.scores if node.op_type == "Softmax" else policy.activation
