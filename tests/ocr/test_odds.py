@@ -79,6 +79,17 @@ def test_words_with_a_doubtful_token_are_named_and_corners_and_sure_ones_are_not
     assert len(messages(*written(("a", 0.1)))) == 1, "a page of guesses is told once"
 
 
+def test_digits_must_be_surer_than_letters() -> None:
+    """Of a sample page a `9` that looks like a `q` was read as a `3` with a probability of 0.69, in silence."""
+    [notice] = messages(*written(("kept ", 0.7), ("12", 0.99), ("3", 0.69), (" ", 1.0), ("word", 0.65)))
+    assert notice.endswith("(the least probability of a token): '123' (0.69)")
+    assert messages(*written(("12", 0.99), ("3", 0.81))) == []
+    for value, names in (("9", " a (0.70)"), ("x", None)):
+        text, odds = written(('{"a": "', 1.0), (value, 0.7), ('"}', 1.0), *[(" ", 1.0)] * 9)
+        found = messages(text, odds, a=value)
+        assert [said.rpartition(":")[2] for said in found] == ([] if names is None else [names])
+
+
 @pytest.mark.parametrize(
     ("text", "name", "found"),
     [

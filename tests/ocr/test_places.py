@@ -49,6 +49,17 @@ def test_lines_without_a_box_and_boxes_beside_their_lines_are_told() -> None:
     assert outside(printed(page()), [rectangle(-50, -50, 900, 900)]) == 0
 
 
+def test_a_box_where_nothing_is_printed_is_told() -> None:
+    """The sample page's `Amount` was said to stand beside a line, on bare paper, and its last row nowhere."""
+    nowhere = Block(kind="line", text="Amount", box=rectangle(300, 20, 380, 40))
+    [said] = misplaced(page(), [*boxes(), nowhere])
+    assert said.code == "unplaced"
+    assert said.message == "nothing is printed where these are said to stand: 'Amount'"
+    flat = Block(kind="line", text="flat", box=rectangle(38, 20, 38, 20))
+    [said] = misplaced(page(), [*boxes(), *[nowhere] * 5, flat])
+    assert said.message.endswith("'Amount' and 1 more")
+
+
 def test_only_a_model_that_was_taught_a_part_is_held_to_its_boxes() -> None:
     """The others read photographs, too, where not all that is dark is print."""
     odds = Odds(logs=[-0.01])

@@ -133,10 +133,14 @@ def test_what_is_written_as_records_is_read_again(records: list[tuple[str, tuple
     ("answer", "fields", "amiss"),
     [
         ('{"name": "Bo", "total": 12.5}', {"name": "Bo", "total": 12.5}, []),
-        ('```json\n{"total": "1", "name": null}\n```', {"name": None, "total": "1"}, []),
+        ('```json\n{"total": "1", "name": null}\n```', {"name": None, "total": "1"}, ["fields not found: name"]),
         ("Here: {'Name ': 'Bo', 'total': ['1', '2']}.", {"name": "Bo", "total": ["1", "2"]}, []),
         ('{"name": "Bo"}', {"name": "Bo", "total": None}, ["fields missing: total"]),
-        ('{"name": "", "total": "", "date": ""}', {"name": "", "total": ""}, ["fields not asked for: date"]),
+        (
+            '{"name": " ", "total": "", "date": ""}',
+            {"name": None, "total": None},
+            ["fields not found: name, total", "fields not asked for: date"],
+        ),
         ("Bo, 12", {"name": None, "total": None}, [f"{NO_OBJECT}'Bo, 12'"]),
         ('{"name": NaN, "total": 1}', {"name": "NaN", "total": 1}, []),
         ("{1: 2}", {"name": None, "total": None}, [NO_OBJECT + "'{1: 2}'"]),

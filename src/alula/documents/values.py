@@ -47,7 +47,8 @@ Code: TypeAlias = Literal[
     "repetition",  # the answer ran into a loop, and was ended there
     "degenerate",  # the answer is no reading of the page
     "not-as-asked",  # the answer has not the form that the task asks for
-    "unplaced",  # text without a place on the page
+    "unplaced",  # text without a place on the page, or places without text
+    "miscounted",  # other rows were written than are printed
     "untaught",  # the model was not trained for this task
     "degraded",  # something cheaper read it, since the model that was asked for could not
     "unsure",  # the model's own probabilities say that it guessed

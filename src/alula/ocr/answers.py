@@ -15,6 +15,7 @@ from alula.ocr.places import misplaced
 from alula.ocr.prompts import prompt
 from alula.ocr.reader import PICTURES, Ask
 from alula.ocr.repetition import Loop, loop_at_end, without_loop
+from alula.ocr.rows import miscounted
 from alula.ocr.spotting import NO_TEXT, spotted, unfenced
 
 _COORDINATES = re.compile(r"\(\d{1,4}, ?\d{1,4}\)(?:, ?\(\d{1,4}, ?\d{1,4}\))?")
@@ -46,13 +47,14 @@ def page_of(scan: Scan, written: Written, ask: Ask, *, known: Sequence[Notice] =
         why := degenerate(raw, ask, blank=any(notice.code == "blank" for notice in scan.notices))
     ) is not None:
         notices.append(Notice(code="degenerate", message=why))
+    printed_alone = written.odds.mean is not None  # taught a part of the tasks, on pages of nothing but print
     read: dict[str, Any] = {"text": text}
     if ask.task == "spotting":
         blocks = spotted(raw, scan.width, scan.height)
         read = {"text": "\n".join(block.text for block in blocks), "blocks": blocks}
         if any(block.box is None for block in blocks):
             notices.append(Notice(code="unplaced", message="a part of the text came without its place"))
-        if written.odds.mean is not None:  # it was taught a part of the tasks, on pages of nothing but print
+        if printed_alone:
             notices += misplaced(scan.pixels, blocks)
     elif ask.task == "fields":
         fields, amiss = read_fields(raw, ask.fields)
@@ -64,6 +66,8 @@ def page_of(scan: Scan, written: Written, ask: Ask, *, known: Sequence[Notice] =
             notices.append(Notice(code="not-as-asked", message="the answer has no table"))
     elif ask.task in {"formula", "chart"} and text:
         read["blocks"] = (Block(kind="formula" if ask.task == "formula" else "chart", text=text),)
+    if printed_alone and loop is None and not written.cut:
+        notices += miscounted(scan.pixels, text, ask.task)
     notices += unsure(written.text, written.odds, read.get("fields"))
     return Page.of(scan, notices=notices, **read, **more)
 

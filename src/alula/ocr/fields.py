@@ -16,7 +16,8 @@ _MOST_CHARACTERS = 100_000
 def read_fields(text: str, names: Sequence[str]) -> tuple[dict[str, Any], tuple[Notice, ...]]:
     """A value, or None, for each name in their order, and what was amiss.
 
-    A key is taken for a name that it equals but for case and blanks around it; other keys are left out, and said.
+    A key is taken for a name that it equals but for case and blanks around it; other keys are left out, and said. An
+    empty value is how models say that they found none, and becomes None.
     """
     raw = _object(text)
     if raw is None:
@@ -25,9 +26,13 @@ def read_fields(text: str, names: Sequence[str]) -> tuple[dict[str, Any], tuple[
     known = {_plain(key): key for key in reversed(raw)}
     found = {name: raw.get(name, raw.get(known.get(_plain(name), name))) for name in names}
     missing = [name for name in names if name not in raw and _plain(name) not in known]
+    empty = [name for name, value in found.items() if name not in missing and _is_nothing(value)]
+    found |= dict.fromkeys(empty)
     more = [key for key in raw if key not in names and _plain(key) not in set(map(_plain, names))]
     amiss = (
-        f"{said}: {', '.join(keys)}" for said, keys in (("missing", missing), ("not asked for", more)) if keys
+        f"{said}: {', '.join(keys)}"
+        for said, keys in (("not found", empty), ("missing", missing), ("not asked for", more))
+        if keys
     )
     return found, tuple(Notice(code="not-as-asked", message=f"fields {said}") for said in amiss)
 
@@ -65,6 +70,10 @@ def _storable(raw: dict[str, Any]) -> dict[str, Any] | None:
     except (TypeError, ValueError):
         return None
     return raw
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _plain(name: str) -> str:

@@ -23,6 +23,9 @@ LEAST_OF_WORD = 0.6
 """Of every token of what is no field: where lines look alike, a model that jumps to another one is less sure of the
 first token there, and sure of all that follow."""
 
+LEAST_OF_DIGIT = 0.8
+"""Of every token with a digit, whatever it is in: nothing around a number tells that one of its digits is wrong."""
+
 _SHOWN, _AROUND = 5, 16
 
 
@@ -57,12 +60,11 @@ class Odds:
             start = until
         return math.exp(found)
 
-    def below(self, least: float) -> Iterator[tuple[int, int]]:
-        """Where characters begin and end that a token of a lower probability wrote."""
+    def places(self) -> Iterator[tuple[int, int, float]]:
+        """Where the characters of each piece begin and end, and the least probability of a token that wrote them."""
         start = 0
         for until, log in self._least:
-            if log < math.log(least):
-                yield start, until
+            yield start, until, math.exp(log)
             start = until
 
 
@@ -79,9 +81,9 @@ def unsure(text: str, odds: Odds, fields: Mapping[str, Any] | None = None) -> It
         yield Notice(code="unsure", message=said)
     values = [(name, value_in(text, name)) for name, value in (fields or {}).items() if value]
     guessed = [
-        f"{name} ({least:.2f})"
+        f"{name} ({odds.least(*place):.2f})"
         for name, place in values
-        if place is not None and (least := odds.least(*place)) < LEAST_OF_FIELD
+        if place is not None and _guessed(text, odds, *place)
     ]
     if guessed:
         said = f"the model was unsure of fields (the least probability of a token): {', '.join(guessed)}"
@@ -92,12 +94,25 @@ def guessed_words(text: str, odds: Odds) -> Iterator[tuple[str, float]]:
     """Words that have a token of too low a probability, and the least of theirs; corners of boxes are none. Pure."""
     words = CORNERS.sub(lambda found: " " * len(found[0]), text)
     last = 0
-    for begin, end in odds.below(LEAST_OF_WORD):
+    for begin, end, least in odds.places():
         in_corners = not words[begin:end].strip() and text[begin:end].strip()
-        if begin < last or in_corners:
+        if least >= _limit(text[begin:end], LEAST_OF_WORD) or begin < last or in_corners:
             continue
         first, last = _word_at(words, begin, end)
         yield words[first:last].strip(), odds.least(first, last)
+
+
+def _guessed(text: str, odds: Odds, begin: int, end: int) -> bool:
+    """Whether a token of a value has too low a probability."""
+    return any(
+        least < _limit(text[first:last], LEAST_OF_FIELD)
+        for first, last, least in odds.places()
+        if first < end and last > begin
+    )
+
+
+def _limit(piece: str, usual: float) -> float:
+    return LEAST_OF_DIGIT if any(map(str.isdigit, piece)) else usual
 
 
 def _word_at(text: str, begin: int, end: int) -> tuple[int, int]:
