@@ -83,9 +83,14 @@ PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total":
 LONG: Sizes = {"batch": Range(1, 4, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
 EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 512), "total": Range(1, 512, 1024)}
 ALONE: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 1, 512), "total": Range(1, 1024, 1024)}
-# As many patches as the most pixels have; how they lie matters before the layers and behind them alone.
+# As many patches as the most pixels have; how they lie matters before the layers and behind them alone, where the
+# largest sizes have to go together.
 VAST_LAYERS: Sizes = {PATCHES: Range(4, 128 * 128, 128 * 128)}
-VAST: Sizes = {"down": Range(2, 128, 128), "across": Range(2, 128, 176), **VAST_LAYERS}
+VAST: Sizes = {
+    "down": Range(2, 128, 128),
+    "across": Range(2, 128, 176),
+    PATCHES: Range(4, 128 * 128, 128 * 176),
+}
 PLANS: Mapping[str, Parted] = {
     **_blocks("decoder", (STEP, PROMPT)),
     "vision-page": Parted(part="vision", profiles=(_square(40, 40),)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import encoders
@@ -11,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from encoders import PROFILE, feeds, near, same
-from fake_gpu import ILLEGAL, FakeCudart
+from fake_gpu import ILLEGAL, FakeContext, FakeCudart
 from gpus import REASON, compiled, pretended
 
 from alula.core.engine import Plan
@@ -61,6 +62,20 @@ def opened_real(engine: object) -> TensorRtSession:
     session = backend("tensorrt").open(engine)  # type: ignore[arg-type] # made by `compiled`
     assert isinstance(session, TensorRtSession)
     return session
+
+
+def test_an_output_without_a_size_is_refused_before_memory_is_given_to_it(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT gives no shape at all where sizes do not go together."""
+    monkeypatch.setattr(FakeContext, "get_tensor_shape", lambda self, name: ())
+    with closing(pretended(graph, Plan(profile=PROFILE), tmp_path)) as session:
+        lane = session._new_lane(session._usable())
+        with pytest.raises(RunError, match=r"the size of output '\w+' is not known for .*do not go together"):
+            lane.prepare(
+                (2, 8), 0, {spec.name: spec.sized({"batch": 2, "length": 8}) for spec in graph.inputs}
+            )
+        lane.close()
 
 
 @pytest.fixture

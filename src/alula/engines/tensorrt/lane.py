@@ -201,8 +201,13 @@ class Lane:
         found = {
             spec.name: tuple(int(d) for d in context.get_tensor_shape(spec.name)) for spec in self._outputs
         }
-        if unknown := [name for name, shape in found.items() if any(d < 0 for d in shape)]:
-            raise RunError(f"the size of output {unknown[0]!r} depends on values, which is not taken")
+        for spec in self._outputs:
+            # Sizes that do not go together leave an output without a shape.
+            if len(found[spec.name]) != len(spec.shape) or any(d < 0 for d in found[spec.name]):
+                raise RunError(
+                    f"the size of output {spec.name!r} is not known for {dict(shapes)}: it depends on values, which "
+                    "is not taken, or these sizes do not go together"
+                )
         return {**shapes, **found}
 
     def knows(self, at: Key) -> bool:
