@@ -70,10 +70,9 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _MAPS = frozenset({"Add", "Mul", "Concat", "BatchNormalization", "Resize", "Pad"})
 # Behind them a map is a row of tokens.
 _TO_TOKENS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
-_TO_SOFTMAX = MOVES | {
-    *("Concat", "Add", "Sub", "Mul", "Div", "Where", "GatherElements", "Cast", "Tanh", "Max", "Min"),
-    "Softmax",
-}
+_TO_SOFTMAX = frozenset(
+    {*MOVES, "Add", "Sub", "Mul", "Div", "Where", "GatherElements", "Cast", "Tanh", "Max", "Min", "Softmax"}
+)
 
 
 def chosen_nodes(
@@ -164,7 +163,18 @@ def reaches_output(node: ir.Node) -> bool:
 
 
 def _reaches_softmax(node: ir.Node) -> bool:
-    return any(each.op_type == "Softmax" for each in _downstream(node, lambda n: n.op_type in _TO_SOFTMAX))
+    return any(
+        each.op_type == "Softmax"
+        for each in _downstream(node, lambda n: n.op_type in _TO_SOFTMAX or _joins_scores(n))
+    )
+
+
+def _joins_scores(node: ir.Node) -> bool:
+    """Whether this puts products beside each other: scores of a cache, and of what is new."""
+    producers = [value.producer() if value is not None else None for value in node.inputs]
+    return node.op_type == "Concat" and all(
+        each is not None and each.op_type in _PRODUCTS for each in producers
+    )
 
 
 def _comes_from_softmax(node: ir.Node) -> bool:
@@ -205,9 +215,8 @@ def _keeps_scale(node: ir.Node) -> bool:
 
 
 def _allowed(node: ir.Node, policy: Policy, of_maps: bool) -> bool:
-    # Scores of a cache and of what is new are joined, then scaled.
-    joins = node.op_type == "Concat" or (node.op_type == "Div" and is_constant(node.inputs[1]))
-    if policy.scores and joins and _reaches_softmax(node):
+    scales = node.op_type == "Div" and is_constant(node.inputs[1])
+    if policy.scores and (scales or _joins_scores(node)) and _reaches_softmax(node):
         return True
     if node.op_type in _ACTIVATIONS or node.op_type == "Softmax":
         return policy.scores if node.op_type == "Softmax" else policy.activation

@@ -82,7 +82,7 @@ class ToHalf(InPlacePass):
             moved = MOVES | {"Concat"} if caches else MOVES
             if node in chosen or (node.op_type in moved and first_input(node).dtype == self.dtype):
                 casts.to_half(node)
-            elif node.op_type != "Shape":
+            elif not (node.op_type == "Shape" and is_cache(first_input(node))):
                 casts.to_fp32(node)
         casts.restore_outputs(model.graph, caches=caches)
         if self.policy.tables:
