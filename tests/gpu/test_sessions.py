@@ -64,20 +64,6 @@ def opened_real(engine: object) -> TensorRtSession:
     return session
 
 
-def test_an_output_without_a_size_is_refused_before_memory_is_given_to_it(
-    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TensorRT gives no shape at all where sizes do not go together."""
-    monkeypatch.setattr(FakeContext, "get_tensor_shape", lambda self, name: ())
-    with closing(pretended(graph, Plan(profile=PROFILE), tmp_path)) as session:
-        lane = session._new_lane(session._usable())
-        with pytest.raises(RunError, match=r"the size of output '\w+' is not known for .*do not go together"):
-            lane.prepare(
-                (2, 8), 0, {spec.name: spec.sized({"batch": 2, "length": 8}) for spec in graph.inputs}
-            )
-        lane.close()
-
-
 @pytest.fixture
 def session(new_session: Open) -> Iterator[TensorRtSession]:
     opened = new_session()
@@ -293,3 +279,17 @@ def test_a_closed_session_refuses(new_session: Open) -> None:
     session.close()
     with pytest.raises(RunError, match="session is closed"):
         session.submit(feeds(1, 4))
+
+
+def test_an_output_without_a_size_is_refused_before_memory_is_given_to_it(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT gives no shape at all where sizes do not go together."""
+    monkeypatch.setattr(FakeContext, "get_tensor_shape", lambda self, name: ())
+    with closing(pretended(graph, Plan(profile=PROFILE), tmp_path)) as session:
+        lane = session._new_lane(session._usable())
+        with pytest.raises(RunError, match=r"the size of output '\w+' is not known for .*do not go together"):
+            lane.prepare(
+                (2, 8), 0, {spec.name: spec.sized({"batch": 2, "length": 8}) for spec in graph.inputs}
+            )
+        lane.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from alula.core.errors import InputError, MissingExtraError
+from alula.core.listing import some
 from alula.core.model import ModelSpec, Part
 from alula.core.words import choice
 from alula.families.checkpoint import TOKENIZER, Checkpoint, read_json
@@ -117,8 +118,7 @@ def _compat(named: str) -> Sections:
 def _refuse_unknown(weights: Weights) -> None:
     unknown = sorted(name for name in weights if not (_KNOWN.fullmatch(name) or _MADE.fullmatch(name)))
     if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise InputError(
-            f"the checkpoint has weights that no part of HunyuanOCR has: {', '.join(unknown[:5])}{more}; "
+            f"the checkpoint has weights that no part of HunyuanOCR has: {some(unknown)}; "
             "expected vit.* and model.*, or model.vision_tower.* and model.language_model.*"
         )

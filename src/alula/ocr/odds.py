@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from alula.core.listing import some
 from alula.documents import Notice
 from alula.generate import Piece
 from alula.ocr.spotting import CORNERS
@@ -26,7 +27,7 @@ first token there, and sure of all that follow."""
 LEAST_OF_DIGIT = 0.8
 """Of every token with a digit, whatever it is in: nothing around a number tells that one of its digits is wrong."""
 
-_SHOWN, _AROUND = 5, 16
+_AROUND = 16
 
 
 @dataclass(slots=True)
@@ -53,18 +54,14 @@ class Odds:
 
     def least(self, begin: int, end: int) -> float:
         """The least probability of a token that wrote one of these characters; 1 where none is known."""
-        found, start = 0.0, 0
-        for until, log in self._least:
-            if start < end and until > begin:
-                found = min(found, log)
-            start = until
-        return math.exp(found)
+        return min((least for *_, least in self.places(begin, end)), default=1.0)
 
-    def places(self) -> Iterator[tuple[int, int, float]]:
-        """Where the characters of each piece begin and end, and the least probability of a token that wrote them."""
+    def places(self, begin: int = 0, end: float = math.inf) -> Iterator[tuple[int, int, float]]:
+        """Where each piece begins and ends that has characters there, and the least probability of its tokens."""
         start = 0
         for until, log in self._least:
-            yield start, until, math.exp(log)
+            if start < end and until > begin:
+                yield start, until, math.exp(log)
             start = until
 
 
@@ -76,8 +73,7 @@ def unsure(text: str, odds: Odds, fields: Mapping[str, Any] | None = None) -> It
     elif fields is None and (
         words := [f"{word!r} ({least:.2f})" for word, least in guessed_words(text, odds)]
     ):
-        more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-        said = f"the model was unsure of words (the least probability of a token): {', '.join(words[:_SHOWN])}{more}"
+        said = f"the model was unsure of words (the least probability of a token): {some(words)}"
         yield Notice(code="unsure", message=said)
     values = [(name, value_in(text, name)) for name, value in (fields or {}).items() if value]
     guessed = [
@@ -105,9 +101,7 @@ def guessed_words(text: str, odds: Odds) -> Iterator[tuple[str, float]]:
 def _guessed(text: str, odds: Odds, begin: int, end: int) -> bool:
     """Whether a token of a value has too low a probability."""
     return any(
-        least < _limit(text[first:last], LEAST_OF_FIELD)
-        for first, last, least in odds.places()
-        if first < end and last > begin
+        least < _limit(text[first:last], LEAST_OF_FIELD) for first, last, least in odds.places(begin, end)
     )
 
 

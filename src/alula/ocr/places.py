@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from alula.core.listing import some
 from alula.documents import Block, Notice, Pixels, Quad, printed
 
 MOST_OUTSIDE = 0.06
@@ -18,7 +19,7 @@ LEAST_INK = 0.02
 _AROUND = 0.15
 """Of a box's height: letters reach over boxes that are right."""
 
-_NAMED, _SHOWN = 5, 40
+_SHOWN = 40
 
 
 def misplaced(pixels: Pixels, blocks: Sequence[Block]) -> Iterator[Notice]:
@@ -35,8 +36,7 @@ def misplaced(pixels: Pixels, blocks: Sequence[Block]) -> Iterator[Notice]:
         f"{block.text[:_SHOWN]!r}" for block in blocks if block.box is not None and not _inked(ink, block.box)
     ]
     if empty:
-        more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
-        said = f"nothing is printed where these are said to stand: {', '.join(empty[:_NAMED])}{more}"
+        said = f"nothing is printed where these are said to stand: {some(empty)}"
         yield Notice(code="unplaced", message=said)
 
 

@@ -116,9 +116,8 @@ def _refusal(node: ir.Node) -> str:  # noqa: PLR0911 - one line per refusal
 def heads_of(node: ir.Node, longest: int) -> int:
     """How many heads of an Attention are taken at once; all where it has a mask, or packs no states."""
     heads = head_counts(node)[0]
-    if not is_packed(node) or _input(node, "attn_mask") is not None or not longest:
-        return heads
-    if node.attributes.get_int("is_causal", 0):
+    masked = _input(node, "attn_mask") is not None or bool(node.attributes.get_int("is_causal", 0))
+    if masked or not is_packed(node) or not longest:
         return heads
     return min(heads, max(1, MOST_SCORES // longest**2))
 
@@ -163,13 +162,10 @@ def _decompose(node: ir.Node, form: _Form) -> None:
         else of_keys(edit, query)
     )
     seen = _apart(edit, key, value) if form.apart and not packed else [_whole(edit, key, value)]
-    if packed:
-        found = [
-            _context(edit, part, [some], mask, late=form.late)
-            for part, some in _some_heads(edit, query, seen[0], form.heads)
-        ]
-    else:
-        found = [_context(edit, query, seen, mask, late=form.late)]
+    found = [
+        _context(edit, part, some, mask, late=form.late)
+        for part, some in _some_heads(edit, query, seen, form.heads)
+    ]
     context = found[0] if len(found) == 1 else edit.op("Concat", *found, axis=1)
     if packed:
         context = edit.op("Transpose", context, perm=[0, 2, 1, 3])
@@ -206,18 +202,25 @@ def _joined(value: ir.Value) -> list[ir.Value]:
 
 
 def _some_heads(
-    edit: Editor, query: ir.Value, seen: _Attended, most: int
-) -> Iterator[tuple[ir.Value, _Attended]]:
+    edit: Editor, query: ir.Value, seen: Sequence[_Attended], most: int
+) -> Iterator[tuple[ir.Value, Sequence[_Attended]]]:
     """Queries [batch, heads, length, size] and what they see, so many heads at once."""
     heads = head_counts(edit.node)[0]
     if most >= heads:
         yield query, seen
         return
-    axis = edit.ints(1)
     for first in range(0, heads, most):
-        ends = edit.ints(first), edit.ints(min(first + most, heads))
-        part, key, value = (edit.op("Slice", each, *ends, axis) for each in (query, seen.key, seen.value))
-        yield part, _Attended(key=key, value=value)
+        ends = first, min(first + most, heads)
+        some = [
+            _Attended(key=_of_heads(edit, each.key, ends), value=_of_heads(edit, each.value, ends))
+            for each in seen
+        ]
+        yield _of_heads(edit, query, ends), some
+
+
+def _of_heads(edit: Editor, value: ir.Value, ends: tuple[int, int]) -> ir.Value:
+    """Some heads of [batch, heads, ...]."""
+    return edit.op("Slice", value, *map(edit.ints, ends), edit.ints(1))
 
 
 def _context(

@@ -79,10 +79,10 @@ class ToHalf(InPlacePass):
         for table in filter(None, map(table_of, chosen)):
             casts.share_table(table)
         for node in list(model.graph):
-            moved = MOVES | {"Concat"} if caches else MOVES
+            moved = MOVES | {"Concat", "Shape"} if caches else MOVES
             if node in chosen or (node.op_type in moved and first_input(node).dtype == self.dtype):
                 casts.to_half(node)
-            elif not (node.op_type == "Shape" and is_cache(first_input(node))):
+            else:
                 casts.to_fp32(node)
         casts.restore_outputs(model.graph, caches=caches)
         if self.policy.tables:
