@@ -74,6 +74,11 @@ def positions_shifted(weights: Weights) -> None:
     weights[name] = np.roll(weights[name], 1, axis=0)
 
 
+def last_layer_gone(weights: Weights) -> None:
+    for name in [name for name in weights if name.startswith("encoder.layer.5.")]:
+        del weights[name]
+
+
 class MaskIgnored:
     """A session that treats padding as text."""
 
@@ -118,9 +123,15 @@ def test_a_changed_weight_is_found(
             assert not any(check.passed for check in judged(minilm_folder, session, precision))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"num_hidden_layers": 5}, {"hidden_act": "relu"}, {"num_attention_heads": 6}]
-)
+def test_a_layer_that_is_left_out_is_found(
+    spoiled: Callable[..., Path], minilm_folder: Path, tmp_path: Path
+) -> None:
+    with engine_of(spoiled(last_layer_gone, num_hidden_layers=5), tmp_path) as session:
+        for precision in ("fp32", "bf16"):
+            assert not any(check.passed for check in judged(minilm_folder, session, precision))
+
+
+@pytest.mark.parametrize("settings", [{"hidden_act": "relu"}, {"num_attention_heads": 6}])
 def test_a_setting_that_is_misread_is_found(
     settings: dict[str, object], spoiled: Callable[..., Path], minilm_folder: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,15 @@ def test_tencents_positions_are_spread_by_a_tenth_of_a_patch_more(
             wanted = scaled[0].permute(1, 2, 0).numpy()
             [found] = session_of(graph).run(None, {"patches": patches(down, across)})
             np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("tencent", [True, False])
+def test_fewer_layers_than_the_weights_have_are_refused(
+    tencent: bool, reference: Any, settings: HunyuanVision, tmp_path: Path
+) -> None:
+    weights = read_weights(checkpoint(reference, tmp_path / "model", tencent=tencent))
+    with pytest.raises(InputError, match=r"layers.\*, .* for 1 \(num_hidden_layers of vision_config\)"):
+        write_vision(weights, replace(settings, layers=1))
 
 
 def test_what_the_graph_would_not_honour_is_refused(settings: HunyuanVision) -> None:

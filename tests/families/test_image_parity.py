@@ -264,6 +264,20 @@ def test_batch_normalisation_leaves_no_node_and_no_weight_of_its_own(tmp_path: P
     ("model_type", "changes", "text"),
     [
         ("resnet", {"depths": [2, 1, 3]}, r"no weight 'resnet.encoder.stages.2.layers.2.layer.0.convol"),
+        (
+            "resnet",
+            {"depths": [2, 1, 1]},
+            r"2 layers in resnet.encoder.stages.2.layers.\*, .* 1 \(depths\[2\]\)",
+        ),
+        ("resnet", {"depths": [2, 1], "hidden_sizes": [8, 12]}, r"3 layers in .*stages.\*, .* 2 \(depths\)"),
+        ("efficientnet", {"num_block_repeats": [1, 1, 1]}, r"7 layers in .*blocks.\*, .* 6 \(num_block_rep"),
+        ("vit", {"num_hidden_layers": 1}, r"2 layers in vit.encoder.layer.\*, .* 1 \(num_hidden_layers\)"),
+        ("deit", {"num_hidden_layers": 1}, r"2 layers in deit.encoder.layer.\*, .* 1 \(num_hidden_layers\)"),
+        (
+            "dinov2",
+            {"num_hidden_layers": 1},
+            r"2 layers in dinov2.encoder.layer.\*, .* 1 \(num_hidden_layers\)",
+        ),
         ("resnet", {"embedding_size": 7}, r"embedder.convolution.weight is 6 x 3 x 7 x 7, its .* for 7 x 3"),
         ("resnet", {"id2label": {"0": "a"}}, "classifier.1.weight has 5 rows, config.json says 1"),
         ("resnet", {"hidden_act": "softsign"}, "activation 'softsign' is not one of: gelu"),
@@ -278,7 +292,8 @@ def test_weights_of_another_shape_than_config_json_says_are_refused(
     tmp_path: Path, model_type: str, changes: dict[str, Any], text: str
 ) -> None:
     make(tmp_path, model_type)
-    save_processor(tmp_path, 32, 32)
+    side = BASE[model_type].get("image_size", 32)
+    save_processor(tmp_path, side, side)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(InputError, match=text):

@@ -315,6 +315,10 @@ def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path: Path) -> None:
             {"num_key_value_heads": 3},
             r"layers.0.self_attn.k_proj.weight is 32 x 48, its config.json calls for 48 x",
         ),
+        (
+            {"num_hidden_layers": 1},
+            r"has 2 layers in model.layers.\*, its config.json calls for 1 \(num_hidden_layers\)",
+        ),
         ({"num_hidden_layers": 3}, r"the checkpoint has no weight 'model.layers.2.input_layernorm.weight'"),
     ):
         with pytest.raises(InputError, match=message):

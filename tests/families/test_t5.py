@@ -342,6 +342,7 @@ def test_axes_that_vary_have_names(tmp_path: Path) -> None:
         ),
         ({"vocab_size": 39}, r"shared.weight has 41 rows, config.json says 39 \(vocab_size\)"),
         ({"num_layers": 3}, "the checkpoint has no weight 'encoder.block.2.layer.0.layer_norm.weight'"),
+        ({"num_layers": 1}, r"has 2 layers in encoder.block.\*, its config.json calls for 1 \(num_layers\)"),
         ({"d_ff": 41}, r"wi.weight is 40 x 24, its config.json calls for 41 x 24"),
     ],
     ids=str,
@@ -352,6 +353,13 @@ def test_what_no_graph_is_written_for_is_refused_by_name(
     folder = edited(checkpoint(tmp_path), **changes)
     with pytest.raises(InputError, match=message):
         part(folder, "encoder")
+
+
+@pytest.mark.parametrize("name", ["cross", "decoder"])
+def test_fewer_layers_than_the_weights_have_are_refused(name: str, tmp_path: Path) -> None:
+    folder = edited(checkpoint(tmp_path), num_decoder_layers=1)
+    with pytest.raises(InputError, match=r"in decoder.block.\*, .* for 1 \(num_decoder_layers\)"):
+        part(folder, name)
 
 
 def test_a_part_or_an_opset_that_there_is_none_of_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,20 @@ class Builder:
         if found != expected:
             raise InputError(f"{name} is {_sizes(found)}, its config.json calls for {_sizes(expected)}")
 
+    def numbered(self, path: str, count: int, key: str) -> range:
+        """The numbers of the layers below a path; refuses a checkpoint with more than `key` of config.json counts."""
+        inside = f"{self._prefix}{path}."
+        numbers = [
+            name.removeprefix(inside).split(".")[0] for name in self._weights if name.startswith(inside)
+        ]
+        found = 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
+        if found > count:
+            raise InputError(
+                f"the checkpoint has {found} layers in {inside}*, its config.json calls for {count} ({key}), which "
+                f"would make another model of it; put {key} right, or leave the weights of the other layers out"
+            )
+        return range(count)
+
     def weight(self, name: str, *expected: int, head: bool = False, transposed: bool = False) -> ir.Value:
         """A weight of the encoder, or of a head beside it; asked for twice, it is stored once."""
         self.require(name, *expected, head=head)

@@ -31,6 +31,7 @@ LAYERS = LayerNames(
     expand="ffn.lin1",
     contract="ffn.lin2",
     norm="output_layer_norm",
+    counted="n_layers",
 )
 
 

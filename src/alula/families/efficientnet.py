@@ -15,8 +15,8 @@ def encode(b: Builder, pixels: ir.Value, s: EfficientNetSettings) -> ir.Value:
     stem = Convolution(outputs=s.stem, inputs=COLOURS, kernel=3, stride=2, pads=_below_first(3))
     x = convolve(b, pixels, ("embeddings.convolution", "embeddings.batchnorm"), stem, s.epsilon)
     x = activation(b, x, s.activation, "embeddings")
-    for index, block in enumerate(s.blocks):
-        x = _block(b, x, f"encoder.blocks.{index}", block, s)
+    for index in b.numbered("encoder.blocks", len(s.blocks), "num_block_repeats times depth_coefficient"):
+        x = _block(b, x, f"encoder.blocks.{index}", s.blocks[index], s)
     top = Convolution(outputs=s.features, inputs=s.blocks[-1].outputs, kernel=1)
     x = convolve(b, x, ("encoder.top_conv", "encoder.top_bn"), top, s.epsilon)
     return pool(b, activation(b, x, s.activation, "encoder.top"), s.pooling)

@@ -142,7 +142,7 @@ def write_vision(weights: Weights, s: HunyuanVision, *, grid: Grid = "tencent", 
     down, across = (b.op("Gather", shape, b.index(axis), path="grid") for axis in (0, 1))
     x = b.op("Add", _embed(b, patches, s), _positions(b, (down, across), s, STRETCH[grid]), path="embeddings")
     x = b.op("Reshape", x, b.ints(1, -1, s.hidden), path="embeddings")
-    for index in range(s.layers):
+    for index in b.numbered("layers", s.layers, "num_hidden_layers of vision_config"):
         x = _layer(b, x, f"layers.{index}", names, s)
     x = _merge(b, x, (down, across), names, s)
     return b.model([patches], [b.rename(x, part.outputs[0])], PART, opset)

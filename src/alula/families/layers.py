@@ -44,12 +44,14 @@ class LayerNames:
     expand: str
     contract: str
     norm: str
+    counted: str = "num_hidden_layers"
+    """What config.json calls the number of them."""
 
     def at(self, index: int) -> LayerNames:
         """The full names of one layer."""
         path = f"{self.path}.{index}"
-        parts = {name: f"{path}.{getattr(self, name)}" for name in self.__slots__ if name != "path"}
-        return LayerNames(path=path, **parts)
+        parts = {name: f"{path}.{getattr(self, name)}" for name in self.__slots__}
+        return LayerNames(**{**parts, "path": path})
 
 
 def linear(b: Builder, x: ir.Value, name: str, size: tuple[int, int], *, head: bool = False) -> ir.Value:
@@ -148,7 +150,7 @@ def position_table(b: Builder, s: Settings, size: int | None = None) -> ir.Value
 
 def layers(b: Builder, x: ir.Value, mask: ir.Value, names: LayerNames, s: Settings) -> ir.Value:
     """The stack of post-norm transformer layers."""
-    for index in range(s.layers):
+    for index in b.numbered(names.path, s.layers, names.counted):
         x = _layer(b, x, mask, names.at(index), s)
     return x
 

@@ -85,7 +85,7 @@ def write_decoder(weights: Weights, s: DecoderSettings, opset: int = 23) -> ir.M
     past = [(values[f"past.{index}.key"], values[f"past.{index}.value"]) for index in range(s.layers)]
     tokens = _Tokens(mask=_mask(b, ids, seen), cosines=cos, sines=sin, past=past)
     present: list[ir.Value] = []
-    for index in range(s.layers):
+    for index in b.numbered("layers", s.layers, "num_hidden_layers"):
         x, *cache = _layer(b, x, index, tokens, s)
         present += cache
     x = b.op("Gather", x, values["answers"], path="answers", axis=1)

@@ -17,9 +17,9 @@ def encode(b: Builder, pixels: ir.Value, s: ResNetSettings) -> ir.Value:
     x = activation(b, x, s.activation, stem)
     x = b.op("MaxPool", x, path="embedder", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     inputs = s.stem
-    for stage, (size, depth) in enumerate(zip(s.sizes, s.depths, strict=True)):
-        stride = 2 if stage else s.first_stride
-        for layer in range(depth):
+    for stage in b.numbered("encoder.stages", len(s.depths), "depths"):
+        size, stride = s.sizes[stage], 2 if stage else s.first_stride
+        for layer in b.numbered(f"encoder.stages.{stage}.layers", s.depths[stage], f"depths[{stage}]"):
             across = Convolution(outputs=size, inputs=inputs, kernel=1, stride=stride)
             x = _layer(b, x, f"encoder.stages.{stage}.layers.{layer}", across, s)
             inputs, stride = size, 1

@@ -80,7 +80,7 @@ def _encoder(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
     x = _embed(b, inputs["input_ids"], s)
     row = additive_row(b, inputs["attention_mask"])
     mask = b.op("Add", row, _bias_of_places(b, inputs["input_ids"], s), path="mask")
-    for index in range(s.encoder_layers):
+    for index in b.numbered("encoder.block", s.encoder_layers, "num_layers"):
         path = f"encoder.block.{index}.layer"
         y, at = _norm(b, x, f"{path}.0.layer_norm", s), f"{path}.0.SelfAttention"
         q, k, v = (_linear(b, y, f"{at}.{name}", (s.inner, s.hidden)) for name in "qkv")
@@ -93,7 +93,7 @@ def _encoder(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
 
 def _cross(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
     made = {}
-    for index in range(s.decoder_layers):
+    for index in b.numbered("decoder.block", s.decoder_layers, "num_decoder_layers"):
         at = f"decoder.block.{index}.layer.1.EncDecAttention"
         for name, which in (("key", "k"), ("value", "v")):
             made[f"cross.{index}.{name}"] = _heads(b, inputs["states"], f"{at}.{which}", s)
@@ -103,7 +103,7 @@ def _cross(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
 def _decoder(b: Builder, inputs: Values, s: T5Settings) -> dict[str, ir.Value]:
     x, presents = _embed(b, inputs["input_ids"], s), {}
     masks = _Masks(own=_own_mask(b, inputs, s), cross=_cross_mask(b, inputs))
-    for index in range(s.decoder_layers):
+    for index in b.numbered("decoder.block", s.decoder_layers, "num_decoder_layers"):
         path = f"decoder.block.{index}.layer"
         y, at = _norm(b, x, f"{path}.0.layer_norm", s), f"{path}.0.SelfAttention"
         past = (inputs[f"past.{index}.{name}"] for name in ("key", "value"))

@@ -66,7 +66,7 @@ def pooled(b: Builder, pixels: ir.Value, s: VisionSettings, pooling: str) -> ir.
 def _encode(b: Builder, pixels: ir.Value, grid: tuple[int, int] | None, s: VisionSettings) -> ir.Value:
     """Pixels to the states of all tokens, before the last norm."""
     x = _embed(b, pixels, grid, s)
-    for index in range(s.layers):
+    for index in b.numbered("encoder.layer", s.layers, "num_hidden_layers"):
         x = _layer(b, x, f"encoder.layer.{index}", s)
     return x
 
