@@ -418,7 +418,7 @@ def test_one_file_may_go_to_a_file(run: Any) -> None:
         (("doc.pdf", "-o", "doc.pdf", "--format", "pdf"), "that is the file to read"),
         (("one.png", "--json"), "the results themselves need a place"),
         (("one.png", "two.png", "--format", "html"), "2 files are 2 documents of html, which need a place"),
-        (("one.png", "--jobs", "-1"), "--jobs is -1 and --threads 0; expected 0 or more"),
+        (("one.png", "--jobs", "-1"), "--jobs is -1 and --threads 0; expected 0..1024 of each"),
         (("one.png", "--draw"), "--draw writes pages beside their results, which need a place"),
         (("one.png", "--dpi", "1"), "dpi is 1; expected 10 to 2400"),
         (("one.png", "--prompt", "fr"), "--prompt is 'fr'; expected one of: en, zh"),

@@ -43,7 +43,7 @@ def test_settings_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"alula: {file}: no setting 'tiemout_s'; did you mean timeout_s?\n"
     assert asked("--print-config", ALULA_THREADS="-1").stderr == (
-        "alula: ALULA_THREADS is -1; expected at least 0\n"
+        "alula: ALULA_THREADS is -1; expected 0..1024\n"
     )
     assert asked("--port", "8001", "--grpc-port", "8001", "--print-config").stderr == (
         "alula: port and grpc_port are both 8001; expected two ports\n"

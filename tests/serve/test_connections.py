@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import Running, metric, running, wait_until
+from served import Running, gated, metric, running, wait_until
 
 HALF = (
     b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\ncontent-type: application/json\r\n\r\n"
@@ -19,6 +19,7 @@ HALF = (
 )
 HALF_OPENAI = HALF.replace(b"/embed", b"/v1/embeddings")
 ASK = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @contextlib.contextmanager
@@ -179,11 +180,90 @@ def test_a_connection_too_many_is_told_so_and_room_is_used_again(bundles: dict[s
         wait_until(room)
 
 
+def test_heads_that_do_not_end_take_nobodys_place(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]], max_connections=4) as server, contextlib.ExitStack() as held:
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200  # one of the four
+        slow = [held.enter_context(connected(server, b"POST /embed HTTP/1.1\r\nhost: a")) for _ in range(3)]
+        with connected(server, ASK) as soon:
+            assert until_closed(soon)[0].startswith(b"http/1.1 503 ")
+        time.sleep(0.3)
+        for _ in slow:
+            assert served_models(held.enter_context(connected(server)))
+        began = time.monotonic()
+        assert all(until_closed(each) == (b"", b"") for each in slow)
+        assert time.monotonic() - began < 1
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+        assert metric(server, "alula_admission_rejected_total", reason="connections") == 4
+
+
+def test_a_head_has_a_short_time_of_its_own(bundles: dict[str, Path]) -> None:
+    with running([bundles["embeddings"]]) as server, connected(server, b"GET /in") as client:
+        began = time.monotonic()
+        assert until_closed(client) == (b"", b"")
+        assert 4 < time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/v2/health/live"])
+def test_health_is_answered_though_every_connection_is_taken(bundles: dict[str, Path], path: str) -> None:
+    ask = f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode()
+    with running([bundles["embeddings"]], max_connections=4) as server, contextlib.ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(connected(server, HALF))
+        for sent in (ask, ask, ASK):
+            with connected(server, sent) as client:
+                head, _ = until_closed(client)
+            assert head.startswith(b"http/1.1 200 " if sent is ask else b"http/1.1 503 ")
+            assert b"connection: close" in head
+
+
+EMBED = b"POST /embed HTTP/1.%d\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+
+
+def test_who_sends_no_more_is_answered(bundles: dict[str, Path], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    body = b'{"inputs": "slow"}'
+    with gated(bundles["embeddings"], gate) as server:
+        with connected(server, EMBED % (1, len(body), body)) as client:
+            client.shutdown(socket.SHUT_WR)
+            time.sleep(0.5)
+            gate.touch()
+            said, _, answer = b"".join(iter(lambda: client.recv(4096), b"")).rpartition(b"HTTP/1.1 200 ")
+        looked = said.count(CONTINUE)
+        assert said == CONTINUE * looked
+        assert 6 <= looked <= 12  # ever more seldom
+        assert b"connection: close" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])
+        wait_until(lambda: active(server) == "alula_requests_active 0.0")
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_who_leaves_altogether_is_answered_no_longer(
+    bundles: dict[str, Path], tmp_path: Path, version: int
+) -> None:
+    body = b'{"inputs": "slow"}'
+    with gated(bundles["embeddings"], tmp_path / "gate") as server:
+        with connected(server, EMBED % (version, len(body), body)):
+            wait_until(lambda: active(server) == "alula_requests_active 1.0")
+        wait_until(lambda: active(server) == "alula_requests_active 0.0", within_s=1)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nHost: b\r\n"])
+def test_a_request_has_one_host(server: Running, hosts: bytes) -> None:
+    with connected(server, b"GET /v1/models HTTP/1.1\r\n" + hosts + b"\r\n") as client:
+        head, body = until_closed(client)
+    assert head.startswith(b"http/1.1 400 ")
+    assert json.loads(body)["error"]["message"].startswith(
+        "a request of HTTP/1.1 has one Host header; this one"
+    )
+    with connected(server, b"GET /v1/models HTTP/1.0\r\n\r\n") as client:
+        assert until_closed(client)[0].startswith(b"http/1.1 200 ")
+
+
 def test_where_files_run_out_the_log_says_so_once(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]], env={"SERVED_OPEN_FILES": "80"}) as server:
         with contextlib.ExitStack() as held:
             for _ in range(150):
-                held.enter_context(connected(server))
+                held.enter_context(connected(server, HALF))
             time.sleep(1.5)
         wait_until(lambda: server.client.get("/health").status_code == 200)
         _, _, err = server.stop()

@@ -92,7 +92,8 @@ def test_a_device_whose_process_ends_fails_what_it_had_and_no_more(both: Running
         for _ in range(5):
             health = both.get("/health")
             assert (health["ready"], health["live"], health["status"]) == (True, True, "ready")
-        assert metric(both, "alula_engine_up") == 1
+        up = {device: metric(both, "alula_engine_up", device=device) for device in ("0", "1")}
+        assert sorted(up.values()) == [0, 1]
         wait_until(lambda: [each["state"] for each in engines(both)] == ["ready", "ready"])
         assert sorted(each["restarts"] for each in engines(both)) == [0, 1]
         assert metric(both, "alula_engine_restarts_total") == 1

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import re
 import time
+import zlib
 from typing import Any
 
 import httpx
@@ -279,7 +281,7 @@ def test_metrics_count_requests_batches_and_padding(server: Running) -> None:
         'alula_batch_size_sum{model="tiny/embeddings"}',
         'alula_padding_ratio_sum{model="tiny/embeddings"}',
         'alula_tokens_total{model="tiny/embeddings"}',
-        "alula_engine_up 1.0",
+        'alula_engine_up{device="",engine="0"} 1.0',
         "# TYPE alula_engine_restarts_total counter",
         "alula_engine_restarts_total 0.0",
         "process_resident_memory_bytes",
@@ -307,6 +309,10 @@ def test_a_request_id_is_echoed_or_made(server: Running) -> None:
         (b'{"inputs": "a', "the body is not JSON: "),
         (b'{"inputs": "\xff"}', "the body is not UTF-8: byte 12 is 0xff"),
         ('{"inputs": "a"}'.encode("utf-16"), "the body is not UTF-8: byte 0 is 0xff"),
+        (
+            b'{"inputs": "a", "inputs": "b"}',
+            "the body has 'inputs' twice in one object; expected each name once",
+        ),
         (b'{"inputs": NaN}', "the body is not JSON: NaN is no JSON number"),
         (b"[" * 100_000, "the body is not JSON that can be read: nested too deeply"),
         (b'["a"]', "the body is a list, expected an object"),
@@ -471,3 +477,20 @@ def test_a_text_of_a_megabyte_is_cut_without_being_read_whole(server: Running) -
     answer = server.post("/embed", {"inputs": ["hello " * 300_000]})
     assert time.monotonic() - began < 1
     assert answer.json() == server.post("/embed", {"inputs": "hello " * 100}).json()
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
+def test_a_body_may_be_compressed_and_is_bounded_as_others_are(server: Running, path: str) -> None:
+    body = json.dumps({"input" if "v1" in path else "inputs": "hello"}).encode()
+
+    def posted(content: bytes, encoding: str) -> httpx.Response:
+        return server.client.post(path, content=content, headers={"content-encoding": encoding})
+
+    plain = ok(posted(body, "identity"))
+    assert ok(posted(gzip.compress(body), "gzip")) == ok(posted(zlib.compress(body), "DEFLATE")) == plain
+    bomb = posted(gzip.compress(b" " * 50_000_000), "gzip")
+    assert bomb.status_code == 413
+    assert "the body is larger than 2000000 bytes once it is inflated" in bomb.text
+    refused = posted(body, "br")
+    assert refused.status_code == 415
+    assert "content-encoding is 'br'; expected one of: identity, gzip, deflate" in refused.text

@@ -116,6 +116,16 @@ def test_an_image_is_read_as_the_command_line_reads_it(server: Running, bundle: 
     assert answers[0].json()["pages"][0]["notices"][-1] == page_to_json(page)["notices"][-1]
 
 
+@pytest.mark.parametrize(("path", "wanted"), [("/ocr", "an image"), ("/ocr/pdf", "a PDF or an image")])
+def test_a_body_with_nothing_in_it_is_told_what_belongs_there(
+    server: Running, path: str, wanted: str
+) -> None:
+    empty = server.client.post(path, content=b"", headers=PNG)
+    assert (empty.status_code, empty.json()["error"]) == (400, f"the body is empty; expected {wanted}")
+    form = server.client.post(path, files={"page": ("p.png", b"")})
+    assert (form.status_code, form.json()["error"]) == (400, f"p.png is empty; expected {wanted}")
+
+
 def test_a_page_comes_in_the_format_that_is_asked_for(server: Running) -> None:
     content = file(pixels())
     asked = {"text": "text/plain", "md": "text/markdown", "html": "text/html"}

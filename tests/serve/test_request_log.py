@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from served import make_reader, metric, picture, running, wait_until
@@ -169,6 +171,23 @@ def test_forms_are_told_apart_by_their_files_alone(tmp_path: Path) -> None:
     assert lines["one"]["input"] == lines["same"]["input"] != lines["other"]["input"]
     one = lines["one"]
     assert (one["model"], one["items"], one["pixels"]) == ("tiny/image-classification", 1, 4 * 4)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_every_line_has_the_form_that_was_asked_for(bundles: dict[str, Path], log_format: str) -> None:
+    with running([bundles["embeddings"]], log_format=log_format) as server:
+        upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+        assert server.client.get("/info", headers=upgrade).status_code == 200
+        port = urlsplit(server.url).port or 0
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"no request\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert server.post("/embed", {"inputs": "bug"}).status_code == 500
+        _, _, err = server.stop()
+    lines = err.splitlines()
+    assert len(lines) == 4  # two requests, and the error as both processes tell it
+    begins = '{"time": ' if log_format == "json" else "time="
+    assert all(line.startswith(begins) for line in lines)
 
 
 def test_warnings_and_errors_of_both_processes_are_lines_of_json_too(bundles: dict[str, Path]) -> None:

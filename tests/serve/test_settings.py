@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,3 +188,14 @@ def test_the_defaults_of_the_server_are_within_their_own_limits() -> None:
     found = resolve(ServeOptions, {"bundles": (Path("one"),)}, {})
     assert ServeOptions(**found.values) == ServeOptions(bundles=(Path("one"),))
     assert all(each.told.help.endswith(".") for each in settings_of(ServeOptions))
+
+
+def test_every_number_has_a_largest_one() -> None:
+    numbers = {"whole number", "number", "bytes", "amount"}
+    without = [
+        each.name for each in settings_of(ServeOptions) if each.kind in numbers and each.told.most is None
+    ]
+    assert not without
+    for given, allowed in (({"threads": 1_000_000}, "0..1024"), ({"grace_s": inf}, "0..86400")):
+        with pytest.raises(InputError, match=f"expected {allowed}"):
+            ServeOptions(bundles=(Path("a"),), **given)

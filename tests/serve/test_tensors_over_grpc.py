@@ -338,3 +338,13 @@ def test_one_of_a_stream_that_is_no_message_costs_itself(both: Both) -> None:
             "the bytes are no ModelInferRequest"
             in theirs.ModelStreamInferResponse.FromString(each).error_message
         )
+
+
+def test_a_connection_that_says_nothing_is_closed(both: Both) -> None:
+    host, _, port = both.address.partition(":")
+    begun = monotonic()
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n")
+        while client.recv(4096):
+            pass
+    assert 4 < monotonic() - begun < 8

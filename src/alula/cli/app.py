@@ -19,6 +19,7 @@ from types import FrameType
 import typer
 
 import alula
+from alula.cli import INTERRUPTED, loaded
 from alula.core.errors import AlulaError, InputError, Overloaded
 from alula.core.refused import in_one_line, is_full
 
@@ -33,7 +34,6 @@ COMMANDS = {
     "ocr": "Pages of images and PDFs, read.",
     "doctor": "What this machine can do, and what is missing.",
 }
-INTERRUPTED = 130
 _PACKAGE = Path(alula.__file__).parent
 
 
@@ -111,7 +111,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _run() -> int:
     try:
         words = sys.argv[1:] or ["--help"]
-        result = application(words)(words, prog_name="alula", standalone_mode=False)
+        command = application(words)
+        loaded()
+        result = command(words, prog_name="alula", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED
     except typer.TyperException as error:

@@ -13,7 +13,7 @@ from alula.bundles import Bundle
 from alula.cli.axes import parse_size
 from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
-from alula.core.machine import cpu_name, usable_cores
+from alula.core.machine import MOST_THREADS, cpu_name, usable_cores
 
 WRITING = (
     "SEQUENCESxPROMPT: until all have their first token, items are tokens read; "
@@ -34,9 +34,12 @@ def bench(
     rounds: int = typer.Option(
         30,
         min=3,
+        max=100_000,
         help="Rounds per shape; in each, every engine has one turn of 4 timed calls. After 20 s no other is begun.",
     ),
-    threads: int = typer.Option(0, min=0, help="Threads per engine; 0 is one per usable core."),
+    threads: int = typer.Option(
+        0, min=0, max=MOST_THREADS, help="Threads per engine; 0 is one per usable core."
+    ),
     model: str | None = typer.Option(
         None, help="The checkpoint, where it is no longer where it was built from."
     ),

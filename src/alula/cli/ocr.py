@@ -17,6 +17,7 @@ import typer
 
 from alula.cli.console import Phases, print_json, print_rows
 from alula.core.errors import InputError
+from alula.core.machine import MOST_THREADS
 from alula.core.progress import Note, Progress, Silent
 from alula.core.refused import is_full
 from alula.documents import TASKS, Page, Scan, Task
@@ -127,8 +128,8 @@ def ocr(
         denoise=denoise,
         skip=not read_blurred and ask.task not in PICTURES,
     )
-    if jobs < 0 or threads < 0:
-        raise InputError(f"--jobs is {jobs} and --threads {threads}; expected 0 or more of each")
+    if not 0 <= jobs <= MOST_THREADS or not 0 <= threads <= MOST_THREADS:
+        raise InputError(f"--jobs is {jobs} and --threads {threads}; expected 0..{MOST_THREADS} of each")
     if boxes and videos:
         raise InputError("--draw is for pages of images and PDFs; a video has none")
     if output is None:

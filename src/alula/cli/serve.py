@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from time import time
 from typing import Any
 
 import typer
 
 from alula.serve import ServeOptions
+from alula.serve.logs import line
 from alula.serve.settings import Setting, as_toml, resolve, settings_of
 
 ANY = (Path("BUNDLE"),)
@@ -32,10 +34,16 @@ def serve(context: typer.Context, *, config: Path | None, print_config: bool, **
         return 0
     from alula.serve import serve as run_server  # noqa: PLC0415 - the command has the same name
 
-    run_server(
-        ServeOptions(**resolved.values),
-        lambda url: print(f"serving on {url} (docs at {url}/docs)", file=sys.stderr, flush=True),
-    )
+    options = ServeOptions(**resolved.values)
+
+    def ready(url: str) -> None:
+        said = f"serving on {url} (docs at {url}/docs)"
+        if options.log_format != "none":
+            at = {"time": round(time(), 3), "level": "info", "logger": "alula"}
+            said = line(options.log_format, {**at, "message": said})
+        print(said, file=sys.stderr, flush=True)
+
+    run_server(options, ready)
     return 0
 
 
@@ -61,6 +69,7 @@ def _typed(each: Setting, value: Any) -> Any:
 
 
 TYPES = {"flag": bool, "whole number": int, "number": float, "folders": list[Path], "texts": list[str]}
+NUMBERS = frozenset({"whole number", "number"})
 
 
 def _parameter(each: Setting) -> inspect.Parameter:
@@ -74,8 +83,8 @@ def _parameter(each: Setting) -> inspect.Parameter:
             each.default if each.default != () else None,
             each.flag if each.kind != "flag" else f"{each.flag}/--no-{each.flag[2:]}",
             help=each.told.help + choices,
-            min=each.told.least if each.kind in {"whole number", "number"} else None,
-            max=each.told.most,
+            min=each.told.least if each.kind in NUMBERS else None,
+            max=each.told.most if each.kind in NUMBERS else None,
             show_default=each.told.unset or each.default not in (None, ()),
             metavar=each.told.metavar,
         )

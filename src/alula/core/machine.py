@@ -12,6 +12,9 @@ from typing import Any
 
 PACKAGES = ("alula", "openvino", "onnxruntime", "torch", "transformers", "numpy")
 
+MOST_THREADS = 1_024
+"""More than any machine here has cores: who asks for more has mistyped."""
+
 # Each decides which kernels a runtime picks, so an engine compiled with one is not for a CPU without it.
 FEATURES = (
     "avx2",

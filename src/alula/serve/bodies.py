@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,9 @@ LARGEST = 1 << 31
 """Beyond every count that a request may name; what comes after it need not think of larger ones."""
 
 Texts = str | list[str]
+
+WINDOWS = {"gzip": 31, "deflate": 15}
+"""What zlib calls the two ways a body may be compressed."""
 
 
 async def read(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
@@ -42,6 +46,25 @@ async def read(request: Request, limit: int, take: Callable[[int], None]) -> byt
 def header(request: Request, name: bytes) -> str | None:
     """The first header of this name, in small letters; starlette's mapping takes five times as long."""
     return next((value.decode("latin-1") for its, value in request.scope["headers"] if its == name), None)
+
+
+def inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """The body as it was before it was compressed, at most `limit` bytes of it."""
+    if encoding not in WINDOWS:
+        raise Refused(
+            f"content-encoding is {encoding!r}; expected one of: identity, {', '.join(WINDOWS)}",
+            status=415,
+        )
+    stream = zlib.decompressobj(WINDOWS[encoding])
+    try:
+        found = stream.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InputError(f"the body is not {encoding}: {error}") from error
+    if len(found) > limit:
+        raise Refused(f"the body is larger than {limit} bytes once it is inflated", status=413)
+    if not stream.eof or stream.unused_data:
+        raise InputError(f"the body is not {encoding} in full, and nothing else")
+    return found
 
 
 def _too_large(limit: int) -> Refused:
@@ -71,7 +94,16 @@ def _constant(name: str) -> float:
     raise InputError(f"the body is not JSON: {name} is no JSON number")
 
 
-_JSON = json.JSONDecoder(parse_constant=_constant)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"the body has {twice[:40]!r} twice in one object; expected each name once")
+    return made
+
+
+_JSON = json.JSONDecoder(parse_constant=_constant, object_pairs_hook=_object)
 
 
 def whole(value: Any) -> Any:

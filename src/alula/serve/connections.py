@@ -10,7 +10,7 @@ import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -41,17 +41,34 @@ MOST_HEAD_BYTES = 65_536
 
 HEAD_END = b"\r\n\r\n"
 
+NO_REQUEST = "what was sent is no HTTP/1.1 request"
+NO_HOST = "a request of HTTP/1.1 has one Host header; this one has {count}"
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What may be sent before any answer, and means nothing to a client that did not ask for it."""
+
+GIVES_WAY_S = 0.25
+"""So long nobody has to give way who has sent no head: it may be on its way, or not read yet."""
+
+LOOK_S = 0.001
+"""So soon it is looked again whether a client that sends no more still listens; then ever more seldom."""
+
 
 class _Http(HttpToolsProtocol):
     """uvicorn's protocol, which can be asked whether it is in the middle of a head or of a body."""
 
     in_head = in_body = False
+    fault = NO_REQUEST
 
     def on_message_begin(self) -> None:
         self.in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and self.parser.get_http_version() == "1.1":
+            self.fault = NO_HOST.format(count=hosts or "none")
+            raise ValueError(self.fault)
         self.in_head, self.in_body = False, True
         super().on_headers_complete()
 
@@ -62,12 +79,26 @@ class _Http(HttpToolsProtocol):
 
 @dataclass(kw_only=True, slots=True)
 class Bounds:
-    """How many connections there are and may be, and how long the head of a request may take."""
+    """How many connections there are and may be, and how long the head of a request may take.
+
+    Where there are as many as may be, whoever has sent no head of a request for longest gives way to the next, and
+    paths that are `open` are answered all the same.
+    """
 
     most: int
     head_s: float
     refused: Callable[[], None]
+    open: frozenset[str] = frozenset()
     count: int = 0
+    headless: dict[Connection, float] = field(default_factory=dict)
+
+    def has_room(self) -> bool:
+        """Whether one more may come; one that had its time to send a head gives way to it."""
+        if self.count >= self.most and self.headless:
+            longest, since = next(iter(self.headless.items()))
+            if monotonic() - since >= GIVES_WAY_S:
+                longest.give_way()
+        return self.count < self.most
 
     def protocol(self) -> type[asyncio.Protocol]:
         """What uvicorn makes for every connection."""
@@ -137,8 +168,7 @@ class Connection(asyncio.Protocol):
         self._bounds = bounds
         self._http = cast("Any", _Http(**given))
         self._http.send_400_response = self._malformed
-        self._refused = bounds.count >= bounds.most
-        self._told = False
+        self._refused = self._counted = self._told = False
         self.lost = False
         self.leaving: set[Callable[[], None]] = set()
         self._begins = b""
@@ -150,18 +180,19 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it or refuse it."""
         self._transport = cast("asyncio.Transport", transport)
-        self._refused = self._bounds.count >= self._bounds.most
+        self._refused = not self._bounds.has_room()
         if self._refused:
-            self._bounds.refused()
+            self._wait(LINGER_S)
         else:
             self._bounds.count += 1
+            self._counted = True
             self._http.connection_made(_Joining(self._transport))
-        self._wait(LINGER_S if self._refused else self._bounds.head_s)
+            self._wait(self._bounds.head_s)
 
     def data_received(self, data: bytes) -> None:
         """Hand it on, and begin or end to wait for the head of a request."""
         if self._refused:
-            self._tell(data)
+            self._answer_one_too_many(data)
             return
         self._begins = data[:LOOKED_AT]
         _CURRENT.set(self)  # for the task that answers what begins here
@@ -191,9 +222,33 @@ class Connection(asyncio.Protocol):
         """Whether nothing is to come of the request that came last."""
         return not self._http.in_head and not self._http.in_body
 
-    def eof_received(self) -> bool | None:
-        """Half a connection is none."""
-        return None if self._refused else self._http.eof_received()
+    def eof_received(self) -> bool:
+        """Whether who sends no more is to be answered: whoever has asked in full, and has nothing of the answer yet.
+
+        A client that left altogether looks the same until something is sent to it, which HTTP/1.0 has no bytes for.
+        """
+        if self._refused or self._waits or not self.has_body or self._http.cycle.response_started:
+            return False
+        if self._http.cycle.scope["http_version"] != "1.1":
+            return False
+        self._http.cycle.keep_alive = False
+        self._look(LOOK_S)
+        return True
+
+    def _look(self, again_s: float) -> None:
+        """Send what needs no answer: where nobody listens the system says so, and the connection is lost."""
+        if self._transport and not self.lost and not self._http.cycle.response_started:
+            if not self._http.pipeline:
+                self._transport.write(CONTINUE)
+            asyncio.get_running_loop().call_later(again_s, self._look, 2 * again_s)
+
+    def give_way(self) -> None:
+        """Be closed for one that may have more to say."""
+        assert self._transport is not None
+        self._bounds.refused()
+        self._unwait()
+        self._uncount()
+        self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """One connection less."""
@@ -201,9 +256,15 @@ class Connection(asyncio.Protocol):
         self.lost = True
         for told in tuple(self.leaving):
             told()
-        if not self._refused:
-            self._bounds.count -= 1
+        self._uncount()
+        if self._refused:
+            self._bounds.refused()
+        else:
             self._http.connection_lost(exc)
+
+    def _uncount(self) -> None:
+        self._bounds.count -= self._counted
+        self._counted = False
 
     def pause_writing(self) -> None:
         """Hand it on."""
@@ -223,20 +284,23 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+        if self._counted:
+            self._bounds.headless[self] = monotonic()
 
     def _unwait(self) -> None:
+        self._bounds.headless.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _late(self) -> None:
-        self._timer = None
+        self._unwait()
         if self._transport and (self._refused or self._waits):
             self._transport.close()
 
     def _malformed(self, message: str) -> None:
         """What uvicorn would say in plain text of bytes that are no request."""
-        self._refuse(400, "what was sent is no HTTP/1.1 request")
+        self._refuse(400, self._http.fault)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer and close; nothing in the middle of an answer."""
@@ -247,14 +311,29 @@ class Connection(asyncio.Protocol):
             self._transport.write(_answer(failure, PHRASES[status], openai=_is_openai(self._begins)))
         self._transport.close()
 
-    def _tell(self, data: bytes) -> None:
+    def _answer_one_too_many(self, data: bytes) -> None:
         """Answer the first bytes, and read on: to close on unread bytes would take the answer back."""
-        if self._transport and not self._told:
-            self._told = True
+        if not self._transport or self._told:
+            return
+        self._told = True
+        if self._is_open(data):
+            self._refused = False
+            self._http.connection_made(_Joining(self._transport))
+            self.data_received(data)
+            if self._http.cycle:
+                self._http.cycle.keep_alive = False
+        else:
             message = f"the server has {self._bounds.most} connections, which is its limit"
             failure = Failure(status=503, kind="overloaded", message=message, code="overloaded")
             self._transport.write(_answer(failure, "Service Unavailable", openai=_is_openai(data)))
             self._transport.write_eof()
+
+    def _is_open(self, data: bytes) -> bool:
+        """Whether it is one request, whole and without a body, for a path that is always answered."""
+        method, _, rest = data.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        whole = data.find(HEAD_END) == len(data) - len(HEAD_END)
+        return method == b"GET" and whole and path in self._bounds.open
 
 
 def _is_openai(data: bytes) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 
+from alula.serve.admission import HEALTH
 from alula.serve.app import application
 from alula.serve.connections import Bounds, connections_within
 from alula.serve.server import Server
 
+HEAD_S = 5.0
+"""So long the head of a request may take: nobody needs more, and it takes the place of one who asks."""
 KEEP_ALIVE_S = 75
 CUT_OFF_S = 2
 """What is still being answered when the grace time is over gets so many seconds more."""
@@ -25,8 +29,9 @@ class Front:
         options = server.options
         bounds = Bounds(
             most=connections_within(options.max_connections),
-            head_s=options.body_timeout_s,
+            head_s=min(HEAD_S, options.body_timeout_s),
             refused=server.metrics.connection_refused,
+            open=HEALTH,
         )
         config = uvicorn.Config(
             application(server),
@@ -39,6 +44,8 @@ class Front:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CUT_OFF_S,
         )
+        # Of bytes that are no request, and of upgrades, clients are told and nobody else.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._uvicorn = _Unsignalled(config)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None

@@ -18,7 +18,7 @@ from alula.core.errors import InputError
 from alula.serve import deadlines, grpc_repository, grpc_tensors
 from alula.serve.deadlines import Deadline
 from alula.serve.errors import Failure, Refused, failure_of
-from alula.serve.front import CUT_OFF_S
+from alula.serve.front import CUT_OFF_S, HEAD_S
 from alula.serve.grpc_admission import Admitting, identified
 from alula.serve.grpc_messages import HEALTH, HEALTH_MESSAGES, INFERENCE, classes, parsed
 from alula.serve.grpc_tensors import MESSAGES
@@ -67,6 +67,7 @@ class GrpcFront:
                 ("grpc.max_receive_message_length", max(options.max_body_bytes, options.max_image_bytes)),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(HEAD_S * 1_000)),
             ),
             maximum_concurrent_rpcs=options.max_connections,
             interceptors=(Admitting(server.admission, _is_open, self._refused),),

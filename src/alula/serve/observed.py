@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alula.core.errors import MissingExtraError
+from alula.serve.logs import line
 from alula.serve.metrics import Metrics
 from alula.serve.options import LogFormat, ServeOptions
 from alula.serve.records import Record, Recording
@@ -162,9 +162,7 @@ def request_id_of(scope: Scope) -> bytes:
 def log_line(log_format: LogFormat, record: Record) -> str:
     """One request on one line, whatever its path holds; what is not known of it, or not there, is left out."""
     known = {key: value for key, value in _described(record) if value or (value == 0 and key in ALWAYS)}
-    if log_format == "json":
-        return json.dumps(known)
-    return " ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in known.items())
+    return line(log_format, known)
 
 
 def _described(record: Record) -> Iterator[tuple[str, Any]]:

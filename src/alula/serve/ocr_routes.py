@@ -59,8 +59,8 @@ def routes(server: Server) -> list[Route]:
         return await document(documents, one, selection, password, deadline, pictures=pictures)
 
     return [
-        Route(PAGE, _posted(server, page), methods=["POST"]),
-        Route(DOCUMENT, _posted(server, pages), methods=["POST"]),
+        Route(PAGE, _posted(server, page, "an image"), methods=["POST"]),
+        Route(DOCUMENT, _posted(server, pages, "a PDF or an image"), methods=["POST"]),
     ]
 
 
@@ -83,9 +83,9 @@ def _weight(said: str) -> float:
         return 0.0
 
 
-def _posted(server: Server, answer: Answer) -> Endpoint:
+def _posted(server: Server, answer: Answer, wanted: str) -> Endpoint:
     async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
-        fields = _fields(request, body)
+        fields = _fields(request, body, wanted)
         hurried(fields)
         # Pages are answers that are written, and have their limit.
         deadline = deadline_of(request, fields, UNSAID_S)
@@ -98,9 +98,11 @@ def _posted(server: Server, answer: Answer) -> Endpoint:
     return posted(server, limit, answered, _refusal, LineStream)
 
 
-def _fields(request: Request, body: bytes) -> Fields:
+def _fields(request: Request, body: bytes, wanted: str) -> Fields:
     kind = request.headers.get("content-type", "")
-    return Fields(fields_of(body, kind, request.url.query) if is_upload(kind) else bodies.parse(body))
+    if is_upload(kind):
+        return Fields(fields_of(body, kind, request.url.query, wanted=wanted))
+    return Fields(bodies.parse(body))
 
 
 async def _written(one: Asked, page: Page, scan: Scan, form: str) -> Response:

@@ -12,11 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from alula.core.errors import InputError
+from alula.core.machine import MOST_THREADS
 from alula.serve.process import Opening
 from alula.serve.settings import setting, settings_of
 
 _GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
 """As CUDA_VISIBLE_DEVICES names one."""
+
+MOST_LANES, MOST_SEQUENCES = 256, 4_096
+MOST_CONNECTIONS = 1_000_000
+MOST_ITEMS, MOST_PIXELS = 1_000_000_000, 1_000_000_000_000
+MOST_BODY_BYTES, MOST_BYTES = (1 << 31) - 1, 1 << 44
+"""Of a body as much as gRPC has numbers for."""
+MOST_SECONDS = 86_400
 
 LogFormat = Literal["none", "text", "json"]
 
@@ -50,9 +58,12 @@ class ServeOptions:
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8_000, "Port to listen on; 0 takes a free one.", least=0, most=65_535)
     grpc_port: int | None = setting(None, "Port to speak gRPC on.", least=1, most=65_535, unset="no gRPC")
-    threads: int = setting(0, "Threads per engine; 0 is one per usable core.", least=0)
+    threads: int = setting(0, "Threads per engine; 0 is one per usable core.", least=0, most=MOST_THREADS)
     lanes: int = setting(
-        0, "Batches of a model beside one another on the CPU; 1 answers a lone request sooner.", least=0
+        0,
+        "Batches of a model beside one another on the CPU; 1 answers a lone request sooner.",
+        least=0,
+        most=MOST_LANES,
     )
     devices: tuple[str, ...] = setting(
         (),
@@ -70,48 +81,65 @@ class ServeOptions:
         name="memory",
         amount=True,
         least=1,
+        most=MOST_BYTES,
         unset="no limit",
     )
     unload_idle: bool = setting(
         False, "Where memory does not do, unload who was not used for longest until it is asked for again."
     )
-    max_client_batch: int = setting(512, "Items one request may bring.", least=1)
-    max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1)
+    max_client_batch: int = setting(512, "Items one request may bring.", least=1, most=MOST_ITEMS)
+    max_batch_tokens: int = setting(16_384, "Padded tokens of one engine call.", least=1, most=MOST_ITEMS)
     max_batch_bytes: int = setting(
-        268_435_456, "Bytes of what goes into one engine call and comes out of it.", least=1
+        268_435_456, "Bytes of what goes into one engine call and comes out of it.", least=1, most=MOST_BYTES
     )
-    max_waiting_rows: int = setting(1_024, "Rows that may wait per model; beyond that 429.", least=1)
-    max_waiting_tokens: int = setting(524_288, "Tokens that may wait per model; beyond that 429.", least=1)
+    max_waiting_rows: int = setting(
+        1_024, "Rows that may wait per model; beyond that 429.", least=1, most=MOST_ITEMS
+    )
+    max_waiting_tokens: int = setting(
+        524_288, "Tokens that may wait per model; beyond that 429.", least=1, most=MOST_ITEMS
+    )
     cache_bytes: int | None = setting(
         None,
         "Writing: memory for keys and values per model, such as 2GiB.",
         name="kv_cache",
         amount=True,
         least=1,
+        most=MOST_BYTES,
         unset="what fits",
     )
-    max_sequences: int = setting(32, "Writing: answers at once per model.", least=1)
-    max_waiting: int = setting(256, "Writing: answers that may wait; beyond that 429.", least=1)
+    max_sequences: int = setting(32, "Writing: answers at once per model.", least=1, most=MOST_SEQUENCES)
+    max_waiting: int = setting(
+        256, "Writing: answers that may wait; beyond that 429.", least=1, most=MOST_ITEMS
+    )
     answer_timeout_s: float = setting(
-        600.0, "Writing: seconds an answer may take, waiting included.", above=0
+        600.0, "Writing: seconds an answer may take, waiting included.", above=0, most=MOST_SECONDS
     )
-    max_body_bytes: int = setting(2_000_000, "Size of a request's body.", least=1)
+    max_body_bytes: int = setting(2_000_000, "Size of a request's body.", least=1, most=MOST_BODY_BYTES)
     max_bodies_bytes: int = setting(
-        268_435_456, "Size of all bodies that are here; beyond that 429.", least=1
+        268_435_456, "Size of all bodies that are here; beyond that 429.", least=1, most=MOST_BYTES
     )
-    max_image_bytes: int = setting(16_000_000, "Size of a request's body with images in it.", least=1)
-    max_image_pixels: int = setting(50_000_000, "Pixels of an image.", least=1)
+    max_image_bytes: int = setting(
+        16_000_000, "Size of a request's body with images in it.", least=1, most=MOST_BODY_BYTES
+    )
+    max_image_pixels: int = setting(50_000_000, "Pixels of an image.", least=1, most=MOST_ITEMS)
     max_waiting_pixels: int = setting(
-        1_000_000_000, "Pixels of images that may wait to be decoded, per model; beyond that 429.", least=1
+        1_000_000_000,
+        "Pixels of images that may wait to be decoded, per model; beyond that 429.",
+        least=1,
+        most=MOST_PIXELS,
     )
-    max_connections: int = setting(1_000, "Connections at once; beyond that 503.", least=1)
-    body_timeout_s: float = setting(30.0, "Seconds a request's body may take to arrive.", above=0)
+    max_connections: int = setting(
+        1_000, "Connections at once; beyond that 503.", least=1, most=MOST_CONNECTIONS
+    )
+    body_timeout_s: float = setting(30.0, "Seconds a request's body may take to arrive.", above=0, most=3_600)
     timeout_s: float = setting(
         30.0, "Seconds a request may take that does not say so itself.", above=0, most=3_600
     )
-    grace_s: float = setting(30.0, "Seconds admitted requests may take after SIGTERM.", least=0)
+    grace_s: float = setting(
+        30.0, "Seconds admitted requests may take after SIGTERM.", least=0, most=MOST_SECONDS
+    )
     run_timeout_s: float = setting(
-        120.0, "Seconds an engine call may take before it counts as hung.", above=0
+        120.0, "Seconds an engine call may take before it counts as hung.", above=0, most=MOST_SECONDS
     )
     keys_file: str = setting(
         "", "File of API keys, lines of NAME KEY.", metavar="FILE", unset="no key is needed"
@@ -122,8 +150,10 @@ class ServeOptions:
         secret=True,
         metavar="KEYS",
     )
-    key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0)
-    key_per_minute: int = setting(0, "Requests of one key a minute; 0 for any number.", least=0)
+    key_requests: int = setting(0, "Requests of one key at once; 0 for any number.", least=0, most=MOST_ITEMS)
+    key_per_minute: int = setting(
+        0, "Requests of one key a minute; 0 for any number.", least=0, most=MOST_ITEMS
+    )
     private: bool = setting(False, "Ask for a key for metrics and docs, too.")
     fallback: tuple[str, ...] = setting(
         (),
@@ -132,12 +162,13 @@ class ServeOptions:
     )
     degrade: bool = setting(True, "Let fallbacks answer; without it requests are refused instead.")
     degrade_wait_s: float = setting(
-        5.0, "Seconds that what waits may take before a fallback answers.", above=0
+        5.0, "Seconds that what waits may take before a fallback answers.", above=0, most=3_600
     )
     canary_s: float = setting(
         30.0,
         "Seconds between small requests that show that each engine answers rightly; 0 for none.",
         least=0,
+        most=MOST_SECONDS,
     )
     log_format: LogFormat = setting("none", "Log of requests on stderr.")
     traces: bool = setting(False, "Send OpenTelemetry's traces; OTEL_* variables say where to.")

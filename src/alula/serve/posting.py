@@ -62,7 +62,7 @@ def posted(
     async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Response:
         leave: Callable[[], None] | None = server.gate.leave
         try:
-            made = await answer(request, body, take)
+            made = await answer(request, await _inflated(request, body, limit(), take), take)
             if isinstance(made, Events):
                 made = stream(made, server.gate.leave)
                 leave = None  # the request is answered once the stream has ended
@@ -75,6 +75,17 @@ def posted(
                 leave()
 
     return endpoint
+
+
+async def _inflated(request: Request, body: bytes, limit: int, take: Callable[[int], None]) -> bytes:
+    """The body as it was before it was compressed, which holds up nobody else meanwhile."""
+    encoding = (bodies.header(request, b"content-encoding") or "").strip().lower()
+    if encoding in {"", "identity"}:
+        return body
+    loop = asyncio.get_running_loop()
+    found = await loop.run_in_executor(None, bodies.inflated, body, encoding, limit)
+    take(len(found))
+    return found
 
 
 async def unless_gone(work: Awaitable[Made], deadline: Deadline | None = None) -> Made:

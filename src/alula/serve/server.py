@@ -33,7 +33,7 @@ from alula.serve.repository import Repository
 from alula.serve.sequences import Load
 from alula.serve.service import Batched, RunSome, Service
 from alula.serve.supervisor import Supervisor
-from alula.serve.usage import EngineUsage
+from alula.serve.usage import EnginesUp, EngineUsage
 from alula.serve.writer import Writer
 
 T = TypeVar("T")
@@ -229,7 +229,6 @@ class Server:
 
     def _watch(self) -> None:
         watch = self.metrics.watch
-        watch("engine_up", "Whether the engine answers", lambda: self.engines.state == "ready")
         self.metrics.count(
             "engine_restarts", "Times the engine was started again", lambda: self.engines.restarts
         )
@@ -239,6 +238,7 @@ class Server:
         self.metrics.loads(self._loads)
         watch("models_loaded", "Models that have an engine", lambda: len(self.models.awake))
         self.metrics.watch_models("model_memory_bytes", "What models took when they were opened", self._bytes)
+        self.metrics.registry.register(EnginesUp(self._up))
         self.metrics.registry.register(EngineUsage(self._pids))
         if gpus := watched(self._pids):
             self.metrics.registry.register(gpus)
@@ -264,6 +264,11 @@ class Server:
         """Engine processes by number: those of the models, then that of their fallbacks."""
         both = (*self.engines.members, *(self.beside.members if self.beside else ()))
         return {str(at): each.pid for at, each in enumerate(both) if each.pid}
+
+    def _up(self) -> dict[tuple[str, str], bool]:
+        """Which of the models' engine processes answer, by number and device."""
+        members = enumerate(self.engines.members)
+        return {(str(at), each.device): each.state == "ready" for at, each in members}
 
     def _waiting(self) -> dict[str, float]:
         """Rows that wait for a batch, by model; answers that wait are counted apart."""

@@ -97,10 +97,10 @@ class Setting:
     def _expected(self) -> str:
         told = self.told
         if told.least is not None and told.most is not None:
-            return f"{told.least:g}..{told.most:g}"
-        low = f"at least {told.least:g}" if told.least is not None else ""
-        low = low or (f"more than {told.above:g}" if told.above is not None else "")
-        high = f"at most {told.most:g}" if told.most is not None else ""
+            return f"{told.least}..{told.most}"
+        low = f"at least {told.least}" if told.least is not None else ""
+        low = low or (f"more than {told.above}" if told.above is not None else "")
+        high = f"at most {told.most}" if told.most is not None else ""
         return " and ".join(filter(None, (low, high)))
 
     def from_text(self, text: str, where: str) -> Any:

@@ -48,17 +48,17 @@ def is_upload(content_type: str) -> bool:
     )
 
 
-def fields_of(body: bytes, content_type: str, query: str) -> dict[str, Any]:
+def fields_of(body: bytes, content_type: str, query: str, *, wanted: str = "an image") -> dict[str, Any]:
     """The fields of a body with images, as though they stood in a JSON object; `inputs` holds uploads."""
     fields = dict(parse_qsl(query, keep_blank_values=True))
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        texts, uploads = _form(body, content_type)
+        texts, uploads = _form(body, content_type, wanted)
         current().holds(*(upload.content for upload in uploads))
         fields |= texts
     else:
         if not body:
-            raise InputError("the body is empty; expected an image")
+            raise InputError(f"the body is empty; expected {wanted}")
         uploads = [Upload(content=body, name="the document" if kind == "application/pdf" else "the image")]
     if "inputs" in fields:
         raise InputError("inputs is a text in a form; expected a file")
@@ -131,7 +131,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _form(body: bytes, content_type: str) -> tuple[Mapping[str, str], list[Upload]]:
+def _form(body: bytes, content_type: str, wanted: str) -> tuple[Mapping[str, str], list[Upload]]:
     """Texts by their names, and files in their order, whatever they are called."""
     texts: dict[str, str] = {}
     uploads: list[Upload] = []
@@ -141,7 +141,7 @@ def _form(body: bytes, content_type: str) -> tuple[Mapping[str, str], list[Uploa
             raise InputError("a part of the form has no name")
         if (file := headers.get_filename()) is not None:
             if not content:
-                raise InputError(f"{file or name} is empty; expected an image")
+                raise InputError(f"{file or name} is empty; expected {wanted}")
             uploads.append(Upload(content=content, name=file or name))
         elif name in texts:
             raise InputError(f"{name} is in the form twice")

@@ -37,6 +37,20 @@ def usage_of(pid: int, proc: Path = PROC) -> Usage | None:
     )
 
 
+class EnginesUp(Collector):
+    """Which engine processes answer, by their names and the devices that they were given."""
+
+    def __init__(self, answer: Callable[[], Mapping[tuple[str, str], bool]]) -> None:
+        self._answer = answer
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One line for each."""
+        up = GaugeMetricFamily("alula_engine_up", "Whether the engine answers", labels=["engine", "device"])
+        for labels, answers in self._answer().items():
+            up.add_metric(labels, answers)
+        yield up
+
+
 class EngineUsage(Collector):
     """CPU and memory of engine processes, by their names, read when they are asked for."""
 

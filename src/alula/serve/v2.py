@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alula.core.errors import InputError
 from alula.serve import bodies, deadlines, terms
 from alula.serve.bodies import Fields
-from alula.serve.errors import Refused
 from alula.serve.inference import VERSION, Answered, Asked, Described
 from alula.serve.tensors import Slot, Tensor, from_raw, from_values, to_raw, to_values
 
 HEADER_LENGTH = "inference-header-content-length"
 """The header that says where in a body its JSON ends and the bytes of its tensors begin."""
-
-WINDOWS = {"gzip": 31, "deflate": 15}
-"""What zlib calls the two ways a body may be compressed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,28 +27,6 @@ class Wish:
     def of(self, name: str) -> bool:
         """Whether this output is to be bytes."""
         return self.outputs.get(name, self.binary)
-
-
-def inflated(body: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
-    """The body as it was before it was compressed, at most `limit` bytes of it; `take` is told of them."""
-    if encoding in {"", "identity"}:
-        return body
-    if encoding not in WINDOWS:
-        raise Refused(
-            f"content-encoding is {encoding!r}; expected one of: {', '.join(('identity', *WINDOWS))}",
-            status=415,
-        )
-    stream = zlib.decompressobj(WINDOWS[encoding])
-    try:
-        found = stream.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise InputError(f"the body is not {encoding}: {error}") from error
-    if len(found) > limit:
-        raise Refused(f"the body is larger than {limit} bytes once it is inflated", status=413)
-    if not stream.eof or stream.unused_data:
-        raise InputError(f"the body is not {encoding} in full, and nothing else")
-    take(len(found))
-    return found
 
 
 def asked(body: bytes, header_length: str | None, model: str, version: str) -> tuple[Asked, Wish]:

@@ -91,7 +91,6 @@ def _metadata(server: Server) -> Endpoint:
 def _infer(server: Server) -> Endpoint:
     async def answered(request: Request, body: bytes, take: Callable[[int], None]) -> Made:
         began = monotonic()
-        body = v2.inflated(body, _encoding(request), server.largest_tensors, take)
         asked, wish = await _asked(request, body)
         default_s = server.options.timeout_s
         within_s = deadlines.allowed(in_header(request), asked.within_s, default=default_s)
@@ -137,7 +136,3 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
 
 def _named(request: Request) -> tuple[str, str]:
     return request.path_params["model"], request.path_params.get("version", "")
-
-
-def _encoding(request: Request) -> str:
-    return request.headers.get("content-encoding", "").strip().lower()
