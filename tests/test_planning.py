@@ -337,9 +337,9 @@ def test_a_decoder_on_a_gpu_has_profiles_for_steps_and_for_prompts() -> None:
         sizes(
             answers=(1, 1, 1),
             batch=(1, 1, 1),
-            length=(1, 128, 512),
+            length=(1, 128, 256),
             past=(64, 512, 2048),
-            total=(65, 640, 2560),
+            total=(65, 640, 2304),
         )
     )
     assert plan.profile.holds == 2048
@@ -375,5 +375,9 @@ def test_profiles_that_are_given_take_the_place_of_steps_and_prompts() -> None:
     [only] = plan_of(DECODER, {}, given, engine="tensorrt").profiles
     assert only.axes["past"] == Range(48, 48, 48), "no wider than the largest"
     assert only.axes["total"] == Range(49, 49, 49)
+    fixed = sizes(batch=(1, 1, 1), length=(1, 1, 64), total=(1024, 1024, 1024))
+    [one] = plan_of(DECODER, {}, Wanted(profiles=(fixed,)), engine="tensorrt").profiles
+    assert one.axes["past"] == Range(1024, 1024, 1024), "a cache of one width"
+    assert one.axes["total"] == Range(1025, 1025, 1088)
     [single] = plan_of(DECODER, sizes(length=(1, 1, 1)), Wanted(), engine="tensorrt").profiles
     assert single.axes["length"] == Range(1, 1, 1)

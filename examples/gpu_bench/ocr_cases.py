@@ -34,7 +34,7 @@ def blocks_of(name: str, count: int = BLOCKS) -> tuple[str, ...]:
 
 PARTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     OURS: (("vision-page", "decoder"), ("vision-page", *blocks_of("decoder"))),
-    ALONE: (("vision-alone", "alone"), ("vision-page", *blocks_of("alone"))),
+    ALONE: (("vision-page", "alone"), ("vision-page", *blocks_of("alone"))),
     LARGE: (("vision-large", *blocks_of("long")),),
     VAST: ((*blocks_of("vision-vast", BLOCKS + 2), *blocks_of("long")),),
     EXACT: (("vision-exact", *blocks_of("exact")),),

@@ -78,11 +78,12 @@ def _blocks(name: str, profiles: tuple[Sizes, ...], precision: str = "fp16") -> 
 
 # A page of 640 x 640 is 422 tokens; its prompt and 256 of an answer lie in a cache of 1,024 places.
 STEP: Sizes = {"batch": Range(1, 8, 32), "length": Range(1, 1, 1), "total": Range(1, 1024, 1024)}
-PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 512, 512), "total": Range(1, 512, 1024)}
+PROMPT: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 256, 256), "total": Range(1, 512, 1024)}
 # An image of 2816 x 1472 is 4,096 tokens, one of 1280 x 1280 is 1,642.
-LONG: Sizes = {"batch": Range(1, 4, 4), "length": Range(1, 1, 512), "total": Range(1, 2048, 4608)}
+LONG: Sizes = {"batch": Range(1, 4, 4), "length": Range(1, 1, 256), "total": Range(1, 2048, 4608)}
 EXACT: Sizes = {"batch": Range(1, 1, 5), "length": Range(1, 1, 512), "total": Range(1, 512, 1024)}
-ALONE: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 1, 512), "total": Range(1, 1024, 1024)}
+# For one page at a time, in as little memory as that takes: a cache of one width, and prompts in small pieces.
+ALONE: Sizes = {"batch": Range(1, 1, 1), "length": Range(1, 1, 64), "total": Range(768, 768, 768)}
 # As many patches as the most pixels have; how they lie matters before the layers and behind them alone, where the
 # largest sizes have to go together.
 VAST_LAYERS: Sizes = {PATCHES: Range(4, 128 * 128, 128 * 128)}
@@ -109,13 +110,12 @@ PLANS: Mapping[str, Parted] = {
     "vision-exact": Parted(part="vision", profiles=(_square(40, 98),), precision="fp32"),
     "decoder": Parted(part="decoder", profiles=(STEP, PROMPT)),
     "alone": Parted(part="decoder", profiles=(ALONE,)),
-    "vision-alone": Parted(part="vision", profiles=(_square(40, 40),)),
 }
 """In the order in which they are worth building; decoders in one engine are for whoever has the time.
 
 A profile reserves memory for its largest size, also while a smaller one runs, so that pages of 640 x 640 have an
-engine of their own, and whoever reads one at a time has another, which may be built at another level. Up to 80 x 80
-patches scores fit in one tensor of a GiB and a half; of 128 x 128 patches four heads are taken at once.
+engine of their own, and whoever reads one at a time has another decoder. Up to 80 x 80 patches scores fit in one tensor
+of a GiB and a half; of 128 x 128 patches four heads are taken at once.
 """
 
 

@@ -42,14 +42,15 @@ to bound.
 
 GPU_AXES = {
     "batch": Range(1, 1, 8),
-    "length": Range(1, 128, 512),
+    "length": Range(1, 128, 256),
     "total": Range(1, 512, 2048),
     "source": Range(1, 128, 512),
     "down": Range(2, 64, 176),
     "across": Range(2, 64, 176),
     "image_tokens": Range(1, 1, 4096),
 }
-"""The same where a compiler reserves memory for the largest sizes, all at once.
+"""The same where a compiler reserves memory for the largest sizes, all at once: a prompt runs in pieces of no more
+tokens than a server gives to a step, since scores that are written out are of all rows by all tokens of a piece.
 
 176 patches of 16 pixels are the longer side of a page of 4 million pixels that is twice as long as wide, less a tenth:
 all of A4, Letter and 16:9. Scores of 176 by 176 patches in 16 heads are taken in 15 pieces of 2 GiB (fp16).
@@ -279,7 +280,8 @@ def _writing(spec: ModelSpec, given: Mapping[str, Range], *, on_gpu: bool) -> Pr
             f"axis 'length' up to {length.max}, and 'total', which has it in it, up to {total.max}"
         )
     if on_gpu:
-        past = Range(min(NARROWEST, total.max), max(total.opt, min(NARROWEST, total.max)), total.max)
+        narrowest = max(min(NARROWEST, total.max), total.min)
+        past = Range(narrowest, max(total.opt, narrowest), total.max)
         total = Range(*(getattr(past, end) + getattr(length, end) for end in ("min", "opt", "max")))
         axes.update(length=length, past=past, total=total, answers=Range(1, 1, 1))
     else:

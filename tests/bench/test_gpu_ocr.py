@@ -250,10 +250,10 @@ def test_profiles_take_the_pages_that_are_measured(made: Path) -> None:
     for name, rows, new, width in (
         ("decoder-0", 32, 1, 512),
         ("decoder-0", 8, 1, 1024),
-        ("decoder-0", 1, 512, 512),
-        ("alone-0", 1, 1, 1023),
-        ("alone-0", 1, 512, 512),
-        ("long-0", 4, 512, 2048),
+        ("decoder-0", 1, 256, 512),
+        ("alone-0", 1, 1, 768),
+        ("alone-0", 1, 64, 768),
+        ("long-0", 4, 256, 2048),
         ("long-0", 1, 1, 4608),
         ("exact-0", len(ocr_cases.GRIDS), 1, 1024),
     ):

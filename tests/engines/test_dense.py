@@ -127,6 +127,17 @@ def test_a_past_that_comes_back_as_wide_is_doubled_when_it_is_full(monkeypatch: 
         run(dense, {1: [5]})
 
 
+def test_a_past_of_one_width_is_shared_by_rows() -> None:
+    """As of an engine for one width alone: nothing narrower is asked for, and rows still run side by side."""
+    dense, watched = opened(
+        grows=False, past=Range(128, 128, 128), total=Range(129, 129, 136), length=Range(1, 1, 8)
+    )
+    prompt(dense, 5, 2, 3)
+    watched.shapes()
+    assert run(dense, {0: [3], 1: [3], 2: [3]}).shape[0] == 3
+    assert watched.shapes() == [(3, 1, 128)]
+
+
 def test_a_prompt_that_is_taken_token_by_token_is_not_copied_for_each() -> None:
     dense, watched = opened(length=Range(1, 1, 1))
     prompt(dense, 6)

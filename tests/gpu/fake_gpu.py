@@ -1,8 +1,9 @@
 """A GPU that is not there: CUDA's calls and TensorRT's run side, over the host's memory and ONNX Runtime.
 
-Work that is queued on a stream runs when the stream is waited for, not before, so that an answer that is read too early
-is a wrong one here as well. What a real one refuses is refused: capturing a shape that never ran, freeing twice,
-memory beyond what there is, contexts without memory or with tensors that lie nowhere.
+Work that is queued on a stream runs when some stream is waited for, not before, so that an answer that is read too
+early is a wrong one here as well; streams take turns then, piece by piece, so that what two of them write is written
+twice. What a real one refuses is refused: capturing a shape that never ran, freeing twice, memory beyond what there is,
+contexts without memory or with tensors that lie nowhere.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from alula.core.engine import Engine
 from alula.core.profile import Profile
 
 Work = Callable[[], object]
+WAITS = object()
+"""What a piece of work gives that has to wait for another stream: it is asked again."""
 Code = IntEnum(
     "Code",
     {
@@ -52,6 +55,7 @@ class FakeCudart:
         self.device: dict[int, ctypes.Array[Any]] = {}
         self.host: dict[int, ctypes.Array[Any]] = {}
         self.streams: dict[int, list[Work]] = {}
+        self.events: dict[int, list[int]] = {}  # how often set by who queued it, and on the GPU
         self.captured: dict[int, list[Work]] = {}
         self.graphs: dict[int, list[Work]] = {}
         self.fails: dict[str, Code] = {}
@@ -138,16 +142,47 @@ class FakeCudart:
         self.queue(stream, copy)
         return (OK,)
 
-    def holds(self, address: int) -> bool:
-        """Whether an address lies in memory that was asked for."""
-        return any(start <= address < start + len(block) for start, block in self.device.items())
+    def holds(self, address: int, size: int = 1) -> bool:
+        """Whether so many bytes lie in one piece of memory that was asked for."""
+        return any(start <= address <= start + len(block) - size for start, block in self.device.items())
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Code]:  # noqa: N802
         if stream in self.captured:
             return (INVALIDATED,)
-        waiting, self.streams[stream] = self.streams[stream], []
-        for work in waiting:
-            work()
+        while self.streams[stream]:
+            for waiting in self.streams.values():
+                if waiting and waiting[0]() is not WAITS:
+                    waiting.pop(0)
+        return (self.lost,)
+
+    def cudaEventCreateWithFlags(self, flags: int) -> tuple[Code, int]:  # noqa: N802
+        self._next += 1
+        self.events[self._next] = [0, 0]
+        return OK, self._next
+
+    def cudaEvent_t(self, handle: int) -> int:  # noqa: N802
+        return handle
+
+    def cudaEventDestroy(self, event: int) -> tuple[Code]:  # noqa: N802
+        return (OK if self.events.pop(event, None) is not None else REFUSED,)
+
+    def cudaEventRecord(self, event: int, stream: int) -> tuple[Code]:  # noqa: N802
+        counts = self.events[event]
+        counts[0] += 1
+        now = counts[0]
+        self.queue(stream, lambda: counts.__setitem__(1, now))
+        return (OK,)
+
+    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Code]:  # noqa: N802
+        counts = self.events[event]
+        wanted = counts[0]
+        self.queue(stream, lambda: None if counts[1] >= wanted else WAITS)
+        return (OK,)
+
+    def cudaEventSynchronize(self, event: int) -> tuple[Code]:  # noqa: N802
+        counts = self.events[event]
+        for stream in [*self.streams] if counts[1] < counts[0] else ():
+            self.cudaStreamSynchronize(stream)
         return (self.lost,)
 
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Code]:  # noqa: N802
@@ -191,7 +226,7 @@ class FakeCudart:
         return address
 
 
-_NEVER_FAIL = frozenset({"cudaGetErrorString", "cudaGetLastError", "cudaGraphExec_t"})
+_NEVER_FAIL = frozenset({"cudaGetErrorString", "cudaGetLastError", "cudaGraphExec_t", "cudaEvent_t"})
 
 
 class DataType(Enum):
@@ -269,19 +304,37 @@ class FakeContext:
                 self.profiler.report_layer_time(name, 0.5)
         if ready:
             outputs = {s.name: self.get_tensor_shape(s.name) for s in self.engine.engine.outputs}
-            cudart.queue(stream, lambda: self._compute(shapes, outputs, addresses))
+            scratch, mine = self.device_memory, id(self) % 251
+            cudart.queue(stream, lambda: self._compute(shapes, outputs, addresses, (scratch, mine)))
+            cudart.queue(stream, lambda: self._check(outputs, addresses, (scratch, mine)))
         return ready
+
+    def _check(
+        self, outputs: dict[str, tuple[int, ...]], addresses: dict[str, int], activations: tuple[int, int]
+    ) -> None:
+        """Whoever else computed in the same memory meanwhile has spoilt the answers."""
+        scratch, mine = activations
+        held = all(map(self.engine.cudart.holds, (scratch, *addresses.values())))
+        if held and _array(scratch, "uint8", (1,))[0] != mine:
+            for name, shape in outputs.items():
+                _array(addresses[name], self.engine.get_tensor_dtype(name).value, shape)[...] = -1
 
     def _compute(
         self,
         shapes: dict[str, tuple[int, ...]],
         outputs: dict[str, tuple[int, ...]],
         addresses: dict[str, int],
+        activations: tuple[int, int],
     ) -> None:
-        engine = self.engine
-        if not all(map(engine.cudart.holds, addresses.values())):
+        engine, (scratch, mine) = self.engine, activations
+        taken = {
+            name: _bytes(engine.get_tensor_dtype(name).value, s) for name, s in (shapes | outputs).items()
+        }
+        lie = [engine.cudart.holds(addresses[name], size) for name, size in taken.items()]
+        if not engine.cudart.holds(scratch) or not all(lie):
             engine.cudart.lost = ILLEGAL
             return
+        _array(scratch, "uint8", (1,))[...] = mine
         specs = {spec.name: spec for spec in engine.engine.inputs}
         feeds = {
             name: _array(addresses[name], engine.get_tensor_dtype(name).value, shape).astype(
@@ -293,7 +346,11 @@ class FakeContext:
             _array(addresses[name], engine.get_tensor_dtype(name).value, outputs[name])[...] = answer
 
 
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 def _array(address: int, dtype: str, shape: tuple[int, ...]) -> Any:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = _bytes(dtype, shape)
     block = memoryview((ctypes.c_uint8 * size).from_address(address))
     return np.frombuffer(block, dtype).reshape(shape)

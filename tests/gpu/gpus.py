@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from alula.core.graph import Graph
 from alula.engines import backend, traits
 from alula.engines.cuda import Cuda
 from alula.engines.tensorrt.lane import Loaded
+from alula.engines.tensorrt.scratch import Scratch
 from alula.engines.tensorrt.session import TensorRtSession
 
 REASON = traits("tensorrt").cannot_run
@@ -22,7 +24,14 @@ needs_gpu = pytest.mark.skipif(bool(REASON), reason=f"NOT RUN ON A GPU: {REASON}
 
 
 def pretended(
-    graph: Graph, plan: Plan, to: Path, cudart: FakeCudart | None = None, lanes: int = 2
+    graph: Graph,
+    plan: Plan,
+    to: Path,
+    cudart: FakeCudart | None = None,
+    lanes: int = 2,
+    *,
+    scratches: Sequence[Scratch] = (),
+    scratch_bytes: int = 1 << 16,
 ) -> TensorRtSession:
     """A session whose GPU is a fake one."""
     cudart = cudart or FakeCudart()
@@ -30,11 +39,11 @@ def pretended(
     loaded = Loaded(
         name="tensorrt 8.6.0",
         module=SimpleNamespace(IProfiler=object),
-        engine=FakeEngine(engine, cudart),
+        engine=FakeEngine(engine, cudart, scratch_bytes),
         runtime=None,
         heard=SimpleNamespace(errors=[]),
     )
-    return TensorRtSession(engine, loaded, Cuda(cudart), lanes)
+    return TensorRtSession(engine, loaded, Cuda(cudart), lanes, scratches)
 
 
 def compiled(graph: Graph, plan: Plan, to: Path) -> Engine:

@@ -169,3 +169,14 @@ def test_tensors_of_a_bed_begin_where_tensors_may(heads: int, place: int, width:
         assert size % 256 == 0
         assert least <= size < least + 256 * width * place
         assert layout.bytes(count, width) == 4 * size
+
+
+@pytest.mark.parametrize("place", [32, 128, 192, 256])
+@pytest.mark.parametrize("heads", [1, 2, 3, 8])
+def test_new_places_have_room_however_few_they_are(heads: int, place: int) -> None:
+    """Rows of an odd number of places have more behind them: 511 of SmolLM2 took more than 512."""
+    layout = Layout(tensors=60, heads=heads, place_bytes=place)
+    for count in (1, 3, 8):
+        room = layout.most_bytes(count, 512)
+        taken = [layout.bytes(rows, width) for rows in range(1, count + 1) for width in range(1, 513)]
+        assert max(taken) <= room

@@ -23,6 +23,7 @@ STICKY = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 
 
 _TO_DEVICE, _TO_HOST = "cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
+_NO_TIMES = 2  # cudaEventDisableTiming
 
 Bytes = NDArray[np.uint8]
 
@@ -127,6 +128,26 @@ class Cuda:
     def synchronize(self, stream: int) -> None:
         """Wait until all that was queued is done; an error of it shows here."""
         self._call("cudaStreamSynchronize", stream)
+
+    def event(self) -> int:
+        """A mark that streams set and wait for."""
+        return int(self._call("cudaEventCreateWithFlags", _NO_TIMES))
+
+    def destroy_event(self, event: int) -> None:
+        """Release a mark."""
+        self._call("cudaEventDestroy", self._rt.cudaEvent_t(event))
+
+    def record(self, event: int, stream: int) -> None:
+        """Set the mark behind what is queued on a stream."""
+        self._call("cudaEventRecord", self._rt.cudaEvent_t(event), stream)
+
+    def wait_for(self, event: int, stream: int) -> None:
+        """Let a stream go on when the mark is reached; nothing waits on the host."""
+        self._call("cudaStreamWaitEvent", stream, self._rt.cudaEvent_t(event), 0)
+
+    def wait_until(self, event: int) -> None:
+        """Wait until the mark is reached."""
+        self._call("cudaEventSynchronize", self._rt.cudaEvent_t(event))
 
     def capture(self, stream: int, enqueue: Callable[[], None]) -> int:
         """A graph of what `enqueue` queues on the stream, which is not run."""

@@ -20,6 +20,7 @@ from alula.graphs.passes.precision import ToBfloat16, ToFloat16
 from alula.graphs.passes.rms import DecomposeRms
 from alula.graphs.passes.shape import NameAxes, SliceShape
 from alula.graphs.passes.signs import CompareForSigns
+from alula.graphs.passes.table import MultiplyByTable
 from alula.graphs.passes.weights import FloatWeights
 from alula.graphs.rewrite import Pass
 
@@ -94,7 +95,7 @@ def _older(opset: int, *, halved: bool) -> list[Pass]:
         passes.append(DecomposeRms(bounded=True))
     passes.append(LowerOpset(opset))
     if opset == _OLDEST_OPSET:
-        passes += [DecomposeNorms(), FloatWeights(), CompareForSigns(), SliceShape()]
+        passes += [DecomposeNorms(), FloatWeights(), CompareForSigns(), MultiplyByTable(), SliceShape()]
     return passes
 
 

@@ -21,8 +21,9 @@ from alula.core.errors import RunError
 from alula.core.profile import Profile, pick
 from alula.core.tensor import Array, Feeds, TensorSpec, axis_sizes
 from alula.engines.caches import Held, gives_new, grows, pasts, present, said
-from alula.engines.cuda import Buffer, Cuda, Rows
+from alula.engines.cuda import Buffer, Rows
 from alula.engines.tensorrt.lane import MOST_SHAPES, Ends, Lane, Loaded
+from alula.engines.tensorrt.scratch import Place
 from alula.engines.tensorrt.shapes import Key
 
 ALIGNMENT = 256
@@ -94,6 +95,11 @@ class Layout:
         """All of them."""
         return self.tensors * self.tensor_bytes(count, width)
 
+    def most_bytes(self, count: int, width: int) -> int:
+        """All of them, so wide or narrower: a narrower row may have to have more rows behind it."""
+        rows = count * self.heads + _step(self.place_bytes) - 1
+        return self.tensors * rows * self.row_bytes(width)
+
 
 class Beds:
     """The caches of one engine, and a lane for its steps. A step of sizes and places that came before is replayed."""
@@ -101,13 +107,13 @@ class Beds:
     def __init__(
         self,
         loaded: Loaded,
-        cuda: Cuda,
+        place: Place,
         plan: Plan,
         ends: Ends,
     ) -> None:
         inputs = ends[0]
         self._said = said(ends[1])
-        self._cuda, self._plan = cuda, plan
+        self._cuda, self._plan = place.cuda, plan
         self._inputs, self._past = tuple(inputs), pasts(inputs)
         self._others = tuple(spec for spec in inputs if spec not in self._past)
         self._cross = tuple(spec for spec in inputs if spec.name.startswith("cross."))
@@ -124,11 +130,11 @@ class Beds:
         self._free: dict[int, list[Halves]] = {}
         self._all: set[Halves] = set()
         self._sources: OrderedDict[int, tuple[Feeds, dict[str, Buffer]]] = OrderedDict()
-        self._lane = Lane(loaded, cuda, plan.profiles, ends, names)
+        self._lane = Lane(loaded, place, plan.profiles, ends, names)
         self._new = Buffer(0, 0)
         if gives_new(ends[1]):
             try:
-                self._new = cuda.malloc(max(map(self._most_new, plan.profiles)))
+                self._new = place.cuda.malloc(max(map(self._most_new, plan.profiles)))
             except BaseException:
                 self._lane.close()
                 raise
@@ -214,7 +220,7 @@ class Beds:
 
     def _most_new(self, profile: Profile) -> int:
         """The bytes of what a step of this profile may add."""
-        return self._layout.bytes(profile.axes["batch"].max, profile.axes["length"].max)
+        return self._layout.most_bytes(profile.axes["batch"].max, profile.axes["length"].max)
 
     def _given(self, past: Bed, new: int) -> tuple[int, int]:
         """Where a step writes what it gives of the caches, and how many places of a row that is."""

@@ -15,8 +15,9 @@ import numpy as np
 from alula.core.errors import RunError, ShapeError
 from alula.core.profile import Profile
 from alula.core.tensor import Array, TensorSpec
-from alula.engines.cuda import Buffer, Cuda, view
+from alula.engines.cuda import Buffer, view
 from alula.engines.tensorrt.refusals import NO_REASON, one_line
+from alula.engines.tensorrt.scratch import Place
 from alula.engines.tensorrt.shapes import Key
 
 logger = logging.getLogger(__name__)
@@ -119,14 +120,14 @@ class Lane:
     def __init__(
         self,
         loaded: Loaded,
-        cuda: Cuda,
+        place: Place,
         profiles: Sequence[Profile],
         ends: Ends,
         elsewhere: Collection[str] = (),
     ) -> None:
         inputs, outputs = ends
         self.graphs: OrderedDict[Key, int] = OrderedDict()
-        self._loaded, self._cuda = loaded, cuda
+        self._loaded, self._cuda, self._scratch = loaded, place.cuda, place.scratch
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._copied_in = [spec.name for spec in inputs if spec.name not in elsewhere]
         self._copied_out = [spec.name for spec in outputs if spec.name not in elsewhere]
@@ -137,8 +138,8 @@ class Lane:
         self._capturable = True
         self._host: dict[str, Buffer] = {}
         self._device: dict[str, Buffer] = {}
-        self._scratch = Buffer(0, 0)
-        self.stream = cuda.stream()
+        self._memory: Buffer | None = None
+        self.stream = place.cuda.stream()
         try:
             self._allocate(profiles)
         except BaseException:
@@ -146,7 +147,8 @@ class Lane:
             raise
 
     def _allocate(self, profiles: Sequence[Profile]) -> None:
-        self._scratch = self._cuda.malloc(self._loaded.scratch_bytes())
+        self._scratch.join(self._cuda, self._loaded.scratch_bytes())
+        self._memory = self._scratch.buffer
         sizes: dict[str, int] = {}
         for index, profile in enumerate(profiles):
             largest = self._largest(index, profile)
@@ -177,13 +179,10 @@ class Lane:
             context.set_tensor_address(name, buffer.address)
 
     def _context(self, profile: int) -> Any:
-        """The context of a profile; all share the lane's scratch memory, since one runs at a time."""
+        """The context of a profile; all share the memory for activations, since one runs at a time."""
         if profile not in self._contexts:
             context = self._loaded.context()
-            if hasattr(context, "set_device_memory"):
-                context.set_device_memory(self._scratch.address, self._scratch.size)
-            else:
-                context.device_memory = self._scratch.address
+            self._give_memory(context)
             if not context.set_optimization_profile_async(profile, self.stream):
                 raise RunError(f"profile {profile} cannot be set: {self._loaded.reason()}")
             self._cuda.synchronize(self.stream)
@@ -191,6 +190,24 @@ class Lane:
             if self._device:
                 self._bind(context)
         return self._contexts[profile]
+
+    def _give_memory(self, context: Any) -> None:
+        assert self._memory is not None
+        if hasattr(context, "set_device_memory"):
+            context.set_device_memory(self._memory.address, self._memory.size)
+        else:
+            context.device_memory = self._memory.address
+
+    def _look(self, memory: Buffer) -> None:
+        """Where activations lie elsewhere than before, graphs have the old place in them."""
+        if memory == self._memory:
+            return
+        self._memory = memory
+        for context in self._contexts.values():
+            self._give_memory(context)
+        for graph in self.graphs.values():
+            self._cuda.destroy_graph(graph)
+        self.graphs.clear()
 
     def _reshape(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Tell the context its input shapes; the shapes of all tensors."""
@@ -250,6 +267,11 @@ class Lane:
 
     def start(self, at: Key) -> bool:
         """Queue copies in, layers, copies out; whether a captured graph did it."""
+        with self._scratch.turn(self._cuda, self.stream) as memory:
+            self._look(memory)
+            return self._start(at)
+
+    def _start(self, at: Key) -> bool:
         if at in self.graphs:
             self.graphs.move_to_end(at)
             self._cuda.launch(self.graphs[at], self.stream)
@@ -312,7 +334,9 @@ class Lane:
         context.profiler = profiler
         try:
             for _ in range(runs):
-                self._enqueue(at)
+                with self._scratch.turn(self._cuda, self.stream) as memory:
+                    self._look(memory)
+                    self._enqueue(at)
                 self.wait()
         finally:
             # TensorRT takes no profiler away again, so this context goes; the next call makes another.
@@ -352,11 +376,14 @@ class Lane:
                 self._cuda.destroy_graph(graph)
             self.graphs.clear()
             self._contexts.clear()
-            for buffer in (*self._device.values(), self._scratch):
+            if self._memory is not None:
+                self._scratch.leave(self._cuda)
+                self._memory = None
+            for buffer in self._device.values():
                 self._cuda.free(buffer)
             for buffer in self._host.values():
                 self._cuda.free_pinned(buffer)
-            self._device, self._host, self._scratch = {}, {}, Buffer(0, 0)
+            self._device, self._host = {}, {}
             self._cuda.destroy_stream(self.stream)
 
 

@@ -22,6 +22,7 @@ from alula.engines.tensorrt.beds import Beds, keepable
 from alula.engines.tensorrt.compiling import listener
 from alula.engines.tensorrt.lane import Call, Lane, Loaded
 from alula.engines.tensorrt.refusals import NO_REASON, one_line
+from alula.engines.tensorrt.scratch import Place, Scratch
 from alula.engines.tensorrt.shapes import Bucket, Key, Stats, may_grow, padded
 from alula.engines.tensorrt.vendor import Library
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LANES = 2
 """Requests in flight at once: one computes while the other's copies run."""
+_SCRATCHES = tuple(Scratch() for _ in range(LANES))
+"""What all engines of this process compute in: the first lane of each in one, the second in another."""
 WARMING = 3
 """Runs of a shape that is warmed up, launched and then replayed; the least time of each counts."""
 
@@ -74,7 +77,14 @@ class TensorRtSession:
     session.
     """
 
-    def __init__(self, engine: Engine, loaded: Loaded, cuda: Cuda, lanes: int = LANES) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        loaded: Loaded,
+        cuda: Cuda,
+        lanes: int = LANES,
+        scratches: Sequence[Scratch] = (),
+    ) -> None:
         self.inputs = engine.inputs
         self.outputs = engine.outputs
         self.stats = Stats()
@@ -85,10 +95,13 @@ class TensorRtSession:
         self._cuda = cuda
         self._loaded: Loaded | None = loaded
         self._most = lanes
+        self._scratches = tuple(scratches) or tuple(Scratch() for _ in range(lanes))
         self._flying: deque[Pending] = deque()
         self._beds: Beds | None = None
+        self._lanes: list[Lane] = []
         # The buffers of a lane hold caches of the largest size too, which beds do without.
-        self._lanes = [] if self._keeps else [self._new_lane(loaded)]
+        if not self._keeps:
+            self._lanes.append(self._new_lane(loaded))
         self._free = list(self._lanes)
 
     def run(self, feeds: Feeds) -> Feeds:
@@ -136,7 +149,8 @@ class TensorRtSession:
         """Room on the GPU for the caches of a decoder; None for a graph that has none to keep."""
         loaded = self._usable()
         if self._beds is None and self._keeps:
-            self._beds = Beds(loaded, self._cuda, self._plan, (self.inputs, self.outputs))
+            ends = self.inputs, self.outputs
+            self._beds = Beds(loaded, Place(self._cuda, self._scratches[0]), self._plan, ends)
         return self._beds
 
     @property
@@ -200,7 +214,8 @@ class TensorRtSession:
         return self._loaded
 
     def _new_lane(self, loaded: Loaded) -> Lane:
-        return Lane(loaded, self._cuda, self._plan.profiles, (self.inputs, self.outputs))
+        place = Place(self._cuda, self._scratches[len(self._lanes)])
+        return Lane(loaded, place, self._plan.profiles, (self.inputs, self.outputs))
 
     def _lane(self, loaded: Loaded) -> Lane:
         """A lane that is free: a new one while there may be more, otherwise the oldest request's."""
@@ -256,9 +271,8 @@ def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> Tensor
     _check_tensors(engine, loaded)
     clock.append(perf_counter())
     name = f"{lib.target} {lib.version}"
-    session = TensorRtSession(
-        engine, Loaded(name=name, module=lib.module, engine=loaded, runtime=runtime, heard=heard), cuda
-    )
+    loaded = Loaded(name=name, module=lib.module, engine=loaded, runtime=runtime, heard=heard)
+    session = TensorRtSession(engine, loaded, cuda, scratches=_SCRATCHES)
     clock.append(perf_counter())
     read, made = (1e3 * (end - start) for start, end in pairwise(clock))
     logger.info("%s: read in %.0f ms, contexts and memory in %.0f ms", engine.path, read, made)
