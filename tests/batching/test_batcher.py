@@ -510,6 +510,38 @@ def test_who_would_wait_in_vain_is_refused_at_once_and_who_goes_before_is_not() 
     run(scenario)
 
 
+def test_a_list_too_long_for_its_time_is_refused_for_good_or_for_now() -> None:
+    """A row takes a second; four in a list take three seconds more than one, however soon they begin."""
+
+    async def scenario() -> None:
+        seconds = Seconds()
+        async with Batcher(seconds, BatchPolicy(max_rows=1), clock=lambda: seconds.now) as batcher:
+            batcher.costs.learn(1, 1, 1.0, warm=True)
+            seconds.open.set()
+            await batcher.submit([1], [1])  # so that there is a pace
+            seconds.open.clear()
+            now = seconds.now
+            with pytest.raises(
+                InputError, match=r"4 rows take about 4\.0 s, and the request has 3\.9 s; expected"
+            ):
+                await batcher.submit([1, 2, 3, 4], [1] * 4, deadline=now + 3.9)
+            busy = ask(batcher, 5)
+            await settle()
+            with pytest.raises(
+                Overloaded,
+                match=r"takes about 1\.0 s and its 4 rows about 4\.0 s, and the request has 4\.9 s",
+            ) as refused:
+                await batcher.submit([1, 2, 3, 4], [1] * 4, deadline=now + 4.9)
+            assert refused.value.retry_s == pytest.approx(0.1)
+            taken = asyncio.create_task(batcher.submit([1, 2, 3, 4], [1] * 4, deadline=now + 5.1))
+            await settle()
+            seconds.open.set()
+            assert await taken == [10, 20, 30, 40]
+            await busy
+
+    run(scenario)
+
+
 def test_who_could_only_just_be_answered_in_time_goes_behind_who_surely_can() -> None:
     """A row takes a second, and the engine is held up until the first could be done half a second before its time."""
 

@@ -196,6 +196,26 @@ def test_heads_that_do_not_end_take_nobodys_place(bundles: dict[str, Path]) -> N
         assert metric(server, "alula_admission_rejected_total", reason="connections") == 4
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_of_an_answer_is_left_and_who_is_slow_is_not(
+    bundles: dict[str, Path], reads: bool
+) -> None:
+    text = json.dumps({"inputs": ["a " * 1_000] * 200}).encode()
+    ask = b"POST /tokenize HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
+    with running([bundles["embeddings"]], body_timeout_s=0.5, max_client_batch=1_000) as server:
+        whole = len(server.client.post("/tokenize", content=text).content)
+        assert whole > 10_000_000  # more than the system holds
+        with connected(server, ask + text) as client:
+            received = len(client.recv(1_000))  # it is being sent
+            for _ in range(15):
+                time.sleep(0.2)
+                received += len(client.recv(200_000)) if reads else 0
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := client.recv(1 << 20):
+                    received += len(chunk)
+        assert (received > whole) is reads
+
+
 def test_a_head_has_a_short_time_of_its_own(bundles: dict[str, Path]) -> None:
     with running([bundles["embeddings"]]) as server, connected(server, b"GET /in") as client:
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -45,6 +46,9 @@ def test_a_field_that_says_no_time_is_refused(value: object) -> None:
         deadlines.from_field(value)
 
 
+TWO_LATE = "no answer within 0.15 s; 0 of 2 rows were done"
+
+
 def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -54,7 +58,7 @@ def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
         slow = pool.submit(server.post, "/embed", {"inputs": "slow"})
         served.wait_until(lambda: served.metric(server, "alula_requests_active") == 1)
         asked: list[tuple[str, Any, dict[str, str], str]] = [
-            ("/embed", {"inputs": ["a", "b"]}, {"x-request-timeout-ms": "150"}, "no answer within 0.15 s"),
+            ("/embed", {"inputs": ["a", "b"]}, {"x-request-timeout-ms": "150"}, TWO_LATE),
             ("/v1/embeddings", {"input": "a", "timeout": 0.15}, {}, "no answer within 0.15 s"),
             (TENSORS, tensors("a", parameters={"timeout": 150_000}), {}, "no answer within 0.15 s"),
             (TENSORS, tensors("a"), {"x-request-timeout-ms": "100"}, "no answer within 0.1 s"),
@@ -72,6 +76,15 @@ def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
         assert served.metric(server, "alula_batch_size_sum", model="tiny/embeddings") == 1
         in_time = server.post("/embed", {"inputs": "a", "timeout": 10.5})
         assert in_time.status_code == 200
+
+
+def test_a_list_that_was_not_done_in_time_says_how_far_it_came(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    with served.gated(bundles["embeddings"], tmp_path / "gate", max_batch_tokens=8) as server:
+        late = server.post("/embed", {"inputs": ["a"] * 8 + ["slow"], "timeout": 0.5})
+        assert late.status_code == 504
+        assert re.fullmatch(r"no answer within 0\.5 s; [4-8] of 9 rows were done", late.json()["error"])
 
 
 def test_the_server_has_a_word_where_a_client_has_none(bundles: dict[str, Path], tmp_path: Path) -> None:

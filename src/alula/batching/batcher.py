@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from alula.batching.costs import Costs
 from alula.batching.pace import Pace
-from alula.batching.policy import BatchPolicy, Formed, choose
+from alula.batching.policy import BatchPolicy, Formed, choose, worth
 from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.ending import AtEnd
 from alula.core.errors import InputError, Overloaded
@@ -169,7 +169,7 @@ class Batcher(Generic[In, Out]):
             raise InputError(f"a row has {longest} tokens; a batch holds {self._policy.max_cells}")
         self._admit(len(lengths), sum(lengths))
         now = self._clock()
-        self._refuse_late(now + later_s, now, deadline)
+        self._refuse_late(lengths, now + later_s, now, deadline)
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request: Asked[In, Out] = Asked(
             rows=rows, lengths=lengths, since=now, reply=reply, results={}, told=told, later_s=later_s
@@ -202,15 +202,23 @@ class Batcher(Generic[In, Out]):
             there, held = queue.rows + queue.expected_rows, queue.tokens + queue.expected_tokens
             raise Overloaded(f"{there} rows with {held} tokens are waiting", retry_s=self.wait_s())
 
-    def _refuse_late(self, place: float, now: float, deadline: float) -> None:
+    def _refuse_late(self, lengths: Sequence[int], place: float, now: float, deadline: float) -> None:
         """Refuse at once who would wait in vain: whoever goes before takes longer than there is time left.
 
-        By the pace of late or by the costs, whichever promises more.
+        By the pace of late or by the costs, whichever promises more. A list may also be too long for its time, for
+        good where nobody goes before.
         """
         left_s, all_s = max(0.0, deadline - now), self.wait_s()
         most_s = IN_TIME * AIM * left_s
         if all_s is None or not self.costs.known:
             return
+        own_s = self._alone_s(lengths) if len(lengths) > 1 else 0.0
+        if own_s > left_s:
+            raise InputError(
+                f"{len(lengths)} rows take about {own_s:.1f} s, and the request has {left_s:.1f} s; "
+                "expected fewer rows, or a longer timeout"
+            )
+        most_s = min(most_s, left_s - own_s)
         flying_s = sum(flight.left_s(now) for flight in self._flying.values() if flight.seconds < inf)
         if all_s + flying_s / self.lanes <= most_s:
             return  # all who wait take no longer, so who goes before need not be added up
@@ -221,10 +229,16 @@ class Batcher(Generic[In, Out]):
             min(pace_s, sum(waiting.unit.worth for waiting in ahead) / self.lanes) + flying_s / self.lanes
         )
         if wait_s > most_s:
+            own = f" and its {len(lengths)} rows about {own_s:.1f} s" if own_s else ""
             raise Overloaded(
-                f"what goes before takes about {wait_s:.1f} s, and the request has {left_s:.1f} s",
+                f"what goes before takes about {wait_s:.1f} s{own}, and the request has {left_s:.1f} s",
                 retry_s=wait_s - most_s,
             )
+
+    def _alone_s(self, lengths: Sequence[int]) -> float:
+        """What rows take at least, on all lanes and with nobody beside them."""
+        each = (worth(self._policy.padded(length), self._policy, self.costs) for length in lengths)
+        return sum(each) / self.lanes
 
     async def _work(self) -> None:
         while await self._is_due():

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import logging
+import math
 import resource
+import socket
+import struct
+import termios
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -79,7 +84,7 @@ class _Http(HttpToolsProtocol):
 
 @dataclass(kw_only=True, slots=True)
 class Bounds:
-    """How many connections there are and may be, and how long the head of a request may take.
+    """How many connections there are and may be, how long the head of a request may take, and an answer be left unread.
 
     Where there are as many as may be, whoever has sent no head of a request for longest gives way to the next, and
     paths that are `open` are answered all the same.
@@ -87,6 +92,7 @@ class Bounds:
 
     most: int
     head_s: float
+    unread_s: float
     refused: Callable[[], None]
     open: frozenset[str] = frozenset()
     count: int = 0
@@ -175,6 +181,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_ends = b""
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -253,6 +260,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """One connection less."""
         self._unwait()
+        self._read_on()
         self.lost = True
         for told in tuple(self.leaving):
             told()
@@ -267,14 +275,31 @@ class Connection(asyncio.Protocol):
         self._counted = False
 
     def pause_writing(self) -> None:
-        """Hand it on."""
+        """Hand it on, and see to it that what is to be sent becomes less."""
+        self._look_unread(math.inf)
         if not self._refused:
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
         """Hand it on."""
+        self._read_on()
         if not self._refused:
             self._http.resume_writing()
+
+    def _look_unread(self, before: float) -> None:
+        """Leave a client who took nothing of its answer since there were so many bytes of it."""
+        assert self._transport is not None
+        left = self._transport.get_write_buffer_size() + _unsent(self._transport.get_extra_info("socket"))
+        if left < before:
+            loop = asyncio.get_running_loop()
+            self._unread = loop.call_later(self._bounds.unread_s, self._look_unread, left)
+        else:
+            self._transport.abort()
+
+    def _read_on(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     @property
     def _waits(self) -> bool:
@@ -334,6 +359,12 @@ class Connection(asyncio.Protocol):
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
         whole = data.find(HEAD_END) == len(data) - len(HEAD_END)
         return method == b"GET" and whole and path in self._bounds.open
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Bytes that the system holds for the other side, which it hands on in large pieces."""
+    (held,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return int(held)
 
 
 def _is_openai(data: bytes) -> bool:

@@ -37,9 +37,10 @@ class Deadline:
         """Seconds that are left; none once it has passed."""
         return max(0.0, self.at - now)
 
-    def missed(self) -> Refused:
-        """What a request is told that was not answered by then."""
-        return Refused(f"no answer within {self.within_s:g} s", status=504, code="timeout")
+    def missed(self, done: int = 0, rows: int = 0) -> Refused:
+        """What a request is told that was not answered by then; of a list, how much of it was done."""
+        so_far = f"; {done} of {rows} rows were done" if rows > 1 else ""
+        return Refused(f"no answer within {self.within_s:g} s{so_far}", status=504, code="timeout")
 
 
 _CURRENT: ContextVar[float] = ContextVar("until", default=inf)

@@ -30,6 +30,7 @@ class Front:
         bounds = Bounds(
             most=connections_within(options.max_connections),
             head_s=min(HEAD_S, options.body_timeout_s),
+            unread_s=2 * options.body_timeout_s,
             refused=server.metrics.connection_refused,
             open=HEALTH,
         )

@@ -314,7 +314,7 @@ async def _in_time(work: Awaitable[Any], deadline: Deadline) -> Any:
     try:
         return await asyncio.wait_for(work, deadline.left(monotonic()))
     except asyncio.TimeoutError:
-        raise deadline.missed() from None
+        raise deadline.missed(current().done, current().rows) from None
 
 
 async def _within(event: Awaitable[object], seconds: float) -> None:

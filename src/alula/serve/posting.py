@@ -99,7 +99,7 @@ async def unless_gone(work: Awaitable[Made], deadline: Deadline | None = None) -
         if patience.ended == "left":
             return Response(status_code=LEFT)
         if patience.ended == "late" and deadline:
-            raise deadline.missed() from None
+            raise deadline.missed(current().done, current().rows) from None
         raise
 
 

@@ -45,7 +45,8 @@ class Record:
     """One request. Times are seconds of the monotonic clock, `time` is that of the day at `began`.
 
     Bodies are digested where somebody reads of it (`digests`).
-    `items` are texts, images, rows or answers that were asked for, `tokens` those read, `written` those written,
+    `items` are texts, images, rows or answers that were asked for, `rows` texts that wait together for the engine, of
+    which `done` have run, `tokens` those read, `written` those written,
     `pixels` of images as they came, `input` begins the SHA-256 of the body, `degraded` says by what it was answered
     instead and `because` why, `caller` is the name of its key. `failed` is what a stream ended with whose status was
     out already. `trace`
@@ -68,6 +69,8 @@ class Record:
     ended: float = 0.0
     model: str = ""
     items: int = 0
+    rows: int = 0
+    done: int = 0
     tokens: int = 0
     written: int = 0
     pixels: int = 0
@@ -106,6 +109,7 @@ class Record:
 
     def ran(self, since: float, started: float, ended: float) -> None:
         """Something of it waited since then, and ran in a batch; several of one batch are told one by one."""
+        self.done += 1
         if self.queue_s is None:
             self.queue_s = started - since
             self._span("queue", since, started)

@@ -156,6 +156,7 @@ class Service(Batched[Row]):
         expected = min(round(characters * self._tokens_a_character), count * self.spec.max_length)
         rows = await self.read(count, characters, encode, expected)
         lengths = [max(len(row.ids), 1) for row in rows]
+        current().rows += len(rows)
         current().tokens += sum(lengths)
         if characters:
             found = min(sum(lengths) / characters, 1.0)
