@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alula.batching import Answered, Batcher, BatchPolicy, Pace, Ran
-from alula.core.errors import InputError, Overloaded, RunError
+from alula.core.errors import InputError, Overloaded, RunError, TooLong
 
 
 class Gate:
@@ -522,7 +522,7 @@ def test_a_list_too_long_for_its_time_is_refused_for_good_or_for_now() -> None:
             seconds.open.clear()
             now = seconds.now
             with pytest.raises(
-                InputError, match=r"4 rows take about 4\.0 s, and the request has 3\.9 s; expected"
+                TooLong, match=r"4 rows take about 4\.0 s, and the request has 3\.9 s; expected"
             ):
                 await batcher.submit([1, 2, 3, 4], [1] * 4, deadline=now + 3.9)
             busy = ask(batcher, 5)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import served
 
-from alula.core.errors import InputError
+from alula.core.errors import InputError, TooLong
 from alula.serve import deadlines
 from alula.serve.deadlines import Deadline
+from alula.serve.errors import failure_of
 
 TENSORS = "/v2/models/tiny/embeddings/infer"
 
@@ -76,6 +77,11 @@ def test_who_waits_behind_others_is_told_in_time_and_leaves_the_queue(
         assert served.metric(server, "alula_batch_size_sum", model="tiny/embeddings") == 1
         in_time = server.post("/embed", {"inputs": "a", "timeout": 10.5})
         assert in_time.status_code == 200
+
+
+def test_what_takes_longer_than_its_time_is_told_so_as_though_it_had_been_tried() -> None:
+    failure = failure_of(TooLong("9 rows take about 3.0 s, and the request has 2.0 s"))
+    assert (failure.status, failure.kind, failure.code) == (504, "timeout", "timeout")
 
 
 def test_a_list_that_was_not_done_in_time_says_how_far_it_came(

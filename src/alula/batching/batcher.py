@@ -15,7 +15,7 @@ from alula.batching.pace import Pace
 from alula.batching.policy import BatchPolicy, Formed, choose, worth
 from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.ending import AtEnd
-from alula.core.errors import InputError, Overloaded
+from alula.core.errors import InputError, Overloaded, TooLong
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -214,7 +214,7 @@ class Batcher(Generic[In, Out]):
             return
         own_s = self._alone_s(lengths) if len(lengths) > 1 else 0.0
         if own_s > left_s:
-            raise InputError(
+            raise TooLong(
                 f"{len(lengths)} rows take about {own_s:.1f} s, and the request has {left_s:.1f} s; "
                 "expected fewer rows, or a longer timeout"
             )

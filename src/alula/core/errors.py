@@ -5,6 +5,7 @@
     |   +-- ManifestError
     |   +-- ShapeError
     |   +-- MissingExtraError
+    |   +-- TooLong       (HTTP 504)
     +-- Overloaded       the caller should retry     (HTTP 429 full, 503 draining)
     +-- EngineError      the backend failed          (exit 1, HTTP 500)
         +-- CompileError
@@ -36,6 +37,10 @@ class MissingExtraError(InputError):
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs: pip install 'alula[{extra}]'")
         self.extra = extra
+
+
+class TooLong(InputError):  # noqa: N818 - like Overloaded, a state
+    """What was asked takes longer than the time that it has; nothing of it was begun."""
 
 
 class ManifestError(InputError):

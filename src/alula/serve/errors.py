@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from alula.core.errors import EngineError, InputError, Overloaded
+from alula.core.errors import EngineError, InputError, Overloaded, TooLong
 from alula.serve.exchange import EngineAway
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ def failure_of(error: Exception) -> Failure:
 
 
 def _refusal(error: InputError) -> Failure:
+    if isinstance(error, TooLong):
+        return Failure(status=504, kind="timeout", message=str(error), code="timeout")
     if not isinstance(error, Refused):
         return Failure(status=400, kind="validation", message=str(error))
     kind = "timeout" if error.status >= 500 else REFUSED_KINDS.get(error.status, "validation")
