@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,6 +149,12 @@ def test_seconds_are_those_of_each_file(
     assert none < 0.3
 
 
+def test_a_dash_is_standard_output_and_no_folder(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("one.png", "-o", "-") == 0
+    assert capsys.readouterr().out == "3 dark pixels\n"
+    assert not Path("-").exists()
+
+
 def test_what_fails_is_named_and_loses_nothing_else(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cut.png").write_bytes(Path("one.png").read_bytes()[:50])
     Image.new("RGB", (9, 9), "black").save("black.png")
@@ -193,7 +200,9 @@ def test_a_second_run_goes_on_where_the_first_ended(run: Any, capsys: pytest.Cap
 def test_a_result_that_cannot_be_written_loses_no_other(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path(f"out/.doc.{os.getpid()}.txt.part").mkdir(parents=True)
     assert run("one.png", "doc.pdf", "two.png", "-o", "out") == 2
-    assert "doc.pdf: its result cannot be written to out/doc.txt: Is a directory" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "doc.pdf: its result cannot be written to out/doc.txt: Is a directory" in said.err
+    assert re.search(r"doc\.pdf +0 +no result", said.out), "it was opened"
     assert Path("out/one.txt").is_file()
     assert Path("out/two.txt").is_file()
     assert not Path("out/doc.txt").exists()

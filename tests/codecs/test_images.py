@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from photos import BIT, HALVES, SQUARE, encoded, noise, spec
 from PIL import Image
 
-from alula.codecs import ImageCodec, classes, decode, decode_sheet, each_image
+from alula.codecs import ImageCodec, classes, count_sheets, decode, decode_sheet, each_image
 from alula.core.errors import InputError, ManifestError
 from alula.core.model import Part
 from alula.core.profile import Profile, Range
@@ -165,6 +165,14 @@ def test_a_large_scan_is_read_without_a_warning(tmp_path: Path) -> None:
     page.save(tmp_path / "page.png")
     found = codec(tmp_path, {**SQUARE, **HALVES}, (31, 24)).encode(tmp_path / "page.png")
     assert np.all(found == 1)
+
+
+def test_of_a_damaged_file_there_is_an_error_and_no_warning() -> None:
+    """Pillow warns of a header that ends early, and names a file of its own, before it fails."""
+    page = noise(40, 30)
+    whole = encoded(page, "TIFF", save_all=True, append_images=[page, page])
+    with pytest.raises(InputError, match=r"^cut.tif cannot be decoded: (?!Corrupt EXIF)"):
+        count_sheets(whole[: len(whole) // 2], "cut.tif")
 
 
 @pytest.mark.parametrize(("width", "height"), [(200, 1), (1, 200), (28, 26), (690, 15420)])

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import av
 import httpx
@@ -112,6 +113,19 @@ def test_no_row_of_a_long_receipt_is_lost(reader: Pipeline) -> None:
     assert len(lines) == len(texts)
     right = [letters(line) == letters(text) for line, text in zip(lines, texts, strict=True)]
     assert right.count(True) > 0.9 * len(texts), lines
+
+
+def test_a_sliver_is_looked_at_a_few_times_or_refused(
+    reader: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PaddlePaddle/PaddleX#5087: a page of 1 x 1000 was cut into a thousand pieces, and took minutes."""
+    look = Mock(side_effect=reader._look)
+    monkeypatch.setattr(reader, "_look", look)
+    slivers = [scan(Image.new("RGB", size, "white")) for size in [(15, 3000), (1, 1000), (1000, 1)]]
+    pages = read(reader, *slivers)
+    assert look.call_count < 12
+    assert [page.noticed("failed") for page in pages] == [False, True, True]
+    assert pages[1].notices[0].message.startswith("a page of 1 x 1000 is more than 200 times as long as wide")
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
@@ -323,6 +337,8 @@ def test_over_http_what_a_reader_of_lines_does_not_do_is_refused(server: served.
     refused = ocr(server, as_file(drawn()), task="document")
     assert refused.status_code == 400
     assert "reads lines, and does: text, spotting" in refused.json()["error"]
+    sliver = ocr(server, as_file(Image.new("RGB", (1, 1000), "white")))
+    assert (sliver.status_code, "200 times as long as wide" in sliver.json()["error"]) == (400, True)
     other = ocr(server, as_file(drawn()), model="turn")
     assert (other.status_code, "reads no pages" in other.json()["error"]) == (400, True)
 

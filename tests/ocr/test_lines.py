@@ -188,9 +188,11 @@ def test_pixels_are_blue_first_from_minus_one_to_one() -> None:
 
 
 def test_a_long_page_is_cut_between_lines() -> None:
-    assert piece_end(0, 900, 1800) == 1800
-    assert piece_end(0, 900, 5000) == 1350
-    assert piece_end(3400, 900, 5000) == 5000
+    assert piece_end(0, 900, 1800, 736) == 1800
+    assert piece_end(0, 900, 5000, 736) == 1350
+    assert piece_end(3400, 900, 5000, 736) == 5000
+    assert piece_end(0, 20, 5000, 736) == 736, "a narrow page is not cut into hundreds"
+    assert piece_end(4200, 20, 5000, 736) == 5000
 
     def line(top: float, bottom: float) -> Corners:
         return np.array([[10, top], [800, top + 2], [800, bottom], [10, bottom - 2]])

@@ -69,7 +69,9 @@ def test_pages_of_all_files_come_in_order_and_what_cannot_be_read_loses_nothing_
         _file(tmp_path, "broken.pdf", b"%PDF-1.7 nothing"),
         _file(tmp_path, "empty.png", b""),
         _file(tmp_path, "junk.pdf", b"a letter"),
+        str(tmp_path / "pipe.png"),
     ]
+    os.mkfifo(sources[-1])
     found = list(taken(sources, Selection(), FAST, jobs=2))
     assert isinstance(found[3], Lost)
     assert found[3].message.startswith(f"{sources[1]} cannot be decoded: ")
@@ -91,6 +93,11 @@ def test_pages_of_all_files_come_in_order_and_what_cannot_be_read_loses_nothing_
         ),
         ("empty.png", None, "FILE is empty; expected an image, a PDF or a video"),
         ("junk.pdf", None, "FILE cannot be decoded: it is none of BMP, GIF, JPEG, PNG, TIFF, WEBP, PDF"),
+        (
+            "pipe.png",
+            None,
+            "FILE is a pipe or a device; write what comes of it to a file, and name that",
+        ),
     ]
     assert [scan.dpi for scan in found if isinstance(scan, Scan)] == [72, 72, 72, 300, 300, 300, None]
     for index in range(3):

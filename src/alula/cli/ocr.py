@@ -92,7 +92,11 @@ def ocr(
     ),
     read_blurred: bool = typer.Option(False, "--read-blurred", help="Read pages that are too blurred, too."),
     output: Path | None = typer.Option(
-        None, "--output", "-o", help="A folder for the results, or for one file's a file.", show_default=False
+        None,
+        "--output",
+        "-o",
+        help="A folder for the results, or for one file's a file; - is standard output.",
+        show_default=False,
     ),
     boxes: bool = typer.Option(
         False, "--draw", help="Also write each page with its boxes, as NAME-PAGE.jpg beside its result."
@@ -132,6 +136,8 @@ def ocr(
         raise InputError(f"--jobs is {jobs} and --threads {threads}; expected 0..{MOST_THREADS} of each")
     if boxes and videos:
         raise InputError("--draw is for pages of images and PDFs; a video has none")
+    if output == Path("-"):
+        output = None
     if output is None:
         _check_standard_output(form, files, as_json=as_json, boxes=boxes)
     goals = dict(zip(files, places(files, output, form), strict=True))
@@ -382,7 +388,7 @@ def _row(summary: Summary) -> tuple[str, ...]:
     if summary.skipped:
         return summary.file, "", "", "read already", "", summary.output
     if summary.error:
-        return summary.file, "0", "", "not opened", f"{summary.seconds:.2f}", ""
+        return summary.file, "0", "", "no result", f"{summary.seconds:.2f}", ""
     return (
         summary.file,
         str(summary.pages),

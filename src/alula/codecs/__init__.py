@@ -8,7 +8,7 @@ from alula.codecs.detection import Box, DetectionCodec, Detector, Page, draw_box
 from alula.codecs.entities import Entity, TokenLabel, entities, token_labels
 from alula.codecs.images import ImageCodec, Pixels, each_image
 from alula.codecs.messages import ImagePart, Message, Parts, messages_of, tools_of
-from alula.codecs.patches import Patcher, Patches
+from alula.codecs.patches import Patcher, Patches, refuse_sliver
 from alula.codecs.pictures import (
     MOST_PIXELS,
     Sheet,
@@ -76,6 +76,7 @@ __all__ = [
     "pixels_in",
     "places_of",
     "read_config",
+    "refuse_sliver",
     "relevance",
     "row_outputs",
     "straightened",

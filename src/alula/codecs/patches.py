@@ -74,10 +74,7 @@ class Patcher:
         To the nearest multiple of `patch` x `merge`, halves to the even one; down where that is too many pixels, up
         where it is too few. What an engine does not take is made smaller yet, both sides by as much. Pure.
         """
-        if max(width, height) > LONGEST * min(width, height):
-            raise InputError(
-                f"a page of {width} x {height} is more than {LONGEST} times as long as wide; cut it into parts"
-            )
+        refuse_sliver(width, height)
         step = self.patch * self.merge
         sides = [round(side / step) * step for side in (width, height)]
         if sides[0] * sides[1] > self.most_pixels:
@@ -114,6 +111,14 @@ class Patcher:
     def tokens(self, down: int, across: int) -> int:
         """How many tokens of the language model so many patches are: with one for each row's end, and for both ends."""
         return (down // self.merge) * (across // self.merge + 1) + 2
+
+
+def refuse_sliver(width: int, height: int) -> None:
+    """Refuse a page on which nothing could be read."""
+    if max(width, height) > LONGEST * min(width, height):
+        raise InputError(
+            f"a page of {width} x {height} is more than {LONGEST} times as long as wide; cut it into parts"
+        )
 
 
 def _parsed(given: Mapping[str, Any]) -> Patcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import textwrap
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ _LEAST_CAPTION, _MOST_CAPTION = 14, 40
 _JPEG_QUALITY = 85
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
-_warnings_are_ours = threading.Lock()
 
 
 def decode(image: Path | bytes, name: str = "", *, most_pixels: int = MOST_PIXELS) -> Image:
@@ -209,19 +207,18 @@ def as_rgb(image: Image, name: str = "the image") -> Image:
 
 @contextmanager
 def _opened(image: Path | bytes, called: str) -> Iterator[Image]:
-    """The header, read; Pillow's warning about large images would only repeat the check that follows."""
+    """The header, read. What Pillow warns of, large and damaged files, is said here in errors or not at all."""
     try:
         from PIL import Image as pillow  # noqa: PLC0415, N813 - texts are served without Pillow
     except ImportError as error:
         raise MissingExtraError("decoding images", "images") from error
-    # The filters of warnings belong to the whole process: threads that changed them at once could leave them changed.
-    with _warnings_are_ours, warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-        file = io.BytesIO(image) if isinstance(image, bytes) else image
-        try:
-            opened = pillow.open(file, formats=FORMATS)
-        except pillow.DecompressionBombError as error:
-            raise InputError(f"{called} has more than {MOST_PIXELS} pixels; make it smaller") from error
+    # Filters belong to the whole process, whose threads decode at once: what is set stays.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    file = io.BytesIO(image) if isinstance(image, bytes) else image
+    try:
+        opened = pillow.open(file, formats=FORMATS)
+    except pillow.DecompressionBombError as error:
+        raise InputError(f"{called} has more than {MOST_PIXELS} pixels; make it smaller") from error
     with opened:
         yield opened
 

@@ -66,9 +66,10 @@ def closer(heights: Sequence[float], looking: Looking, longest: int = 0) -> int 
     return side if middle < looking.low and side > looking.side else None
 
 
-def piece_end(top: int, width: int, height: int) -> int:
-    """Where the piece of a page that begins at `top` ends."""
-    return height if height - top <= LONG * width else top + round(PIECE * width)
+def piece_end(top: int, width: int, height: int, side: int) -> int:
+    """Where the piece of a page that begins at `top` ends: what is shown at `side` pixels has as many, at least."""
+    wide = max(width, side / PIECE)
+    return height if height - top <= LONG * wide else top + round(PIECE * wide)
 
 
 def cut_above(boxes: Sequence[Corners], height: int) -> int:

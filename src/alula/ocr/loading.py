@@ -116,8 +116,12 @@ class Files:
             raise InputError(
                 f"{source} is a folder; name the files in it, such as {source.rstrip('/')}/*.png"
             )
-        if not Path(source).is_file():
+        if not Path(source).exists():
             raise InputError(f"{source}: there is no such file")
+        if not Path(source).is_file():
+            raise InputError(
+                f"{source} is a pipe or a device; write what comes of it to a file, and name that"
+            )
         if not Path(source).stat().st_size:
             raise InputError(f"{source} is empty; expected an image, a PDF or a video")
         opened = self._opened(source)

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from alula.bundles import Bundle
-from alula.codecs import DetectionCodec, Detector, Line, Raster, RecognitionCodec, blue_first
+from alula.codecs import DetectionCodec, Detector, Line, Raster, RecognitionCodec, blue_first, refuse_sliver
 from alula.codecs import Page as Seen
 from alula.core.engine import Engine
 from alula.core.errors import InputError
@@ -100,19 +100,20 @@ class Pipeline:
     def read(self, scans: Iterable[Scan], ask: Ask) -> Iterator[Page]:
         """One page for each scan, one at a time: lines in reading order with their boxes and scores."""
         del ask  # all tasks are answered with the lines and their places
-        yield from map(self._page, scans)
+        for scan in scans:
+            try:
+                page = self.page(scan)
+            except InputError as error:
+                page = Page.of(scan, notices=(Notice(code="failed", message=str(error)),))
+            yield page
 
     def close(self) -> None:
         """Release the engines."""
         self._owned.close()
 
-    def _page(self, scan: Scan) -> Page:
-        try:
-            return self._lines_of(scan)
-        except InputError as error:
-            return Page.of(scan, notices=(Notice(code="failed", message=str(error)),))
-
-    def _lines_of(self, scan: Scan) -> Page:
+    def page(self, scan: Scan) -> Page:
+        """One page; raises InputError for what cannot be read."""
+        refuse_sliver(scan.width, scan.height)
         begin = perf_counter()
         raster, boxes, turns = self._upright(scan)
         found = perf_counter()
@@ -153,7 +154,7 @@ class Pipeline:
         found: list[Corners] = []
         top = 0
         while top < raster.height:
-            bottom = piece_end(top, raster.width, raster.height)
+            bottom = piece_end(top, raster.width, raster.height, self._looking.side)
             whole = (top, bottom) == (0, raster.height)
             boxes = self._find_closely(raster if whole else raster.rows(top, bottom), blank=blank)
             end = bottom - top if bottom == raster.height else cut_above(boxes, bottom - top)

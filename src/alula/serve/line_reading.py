@@ -21,7 +21,6 @@ from alula.core.tensor import Feeds
 from alula.core.words import PIPELINE
 from alula.documents import Page, Scan
 from alula.ocr.pipeline import DETECT, RECOGNISE, TURN, UPSIDE_DOWN, Part, Pipeline
-from alula.ocr.reader import Ask
 from alula.serve.catalogue import Served
 from alula.serve.decoding import Decoders
 from alula.serve.opening import PART
@@ -186,7 +185,7 @@ class LineReader:
         """What is done to an image, in the threads that decode them."""
         return await self._reading.aside(work)
 
-    async def read(self, scan: Scan, ask: Ask) -> Page:
+    async def read(self, scan: Scan) -> Page:
         """One page; of one that nobody waits for any more no further batch is run."""
         loop, left = asyncio.get_running_loop(), threading.Event()
         current().asked(self.name, 1)
@@ -196,7 +195,7 @@ class LineReader:
             for name, each in ((DETECT, trio.detect), (TURN, trio.turn), (RECOGNISE, trio.recognise))
         }
         try:
-            return await self._reading.read(lambda: next(Pipeline(self.name, parts).read([scan], ask)))
+            return await self._reading.read(lambda: Pipeline(self.name, parts).page(scan))
         finally:
             left.set()
 

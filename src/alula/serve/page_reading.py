@@ -139,7 +139,7 @@ async def read(asked: Asked, scan: Scan, *, waits: bool = False) -> Page:
 async def _read(asked: Asked, scan: Scan, waits: bool) -> Page:
     writer, begun = asked.writer, perf_counter()
     if isinstance(writer, LineReader):
-        page = await writer.read(scan, asked.ask)
+        page = await writer.read(scan)
         return replace(page, notices=(*page.notices, *asked.known))
     patches = await writer.aside(lambda: writer.prompts.patches(scan.pixels))
     waiting = partial(writer.write_in_time, covered=asked.covered)
