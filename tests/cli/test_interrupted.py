@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+# What is started in the background of a shell has Control-C ignored, and so would its children.
 MAIN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from alula.cli import main
 print(flush=True)
 sys.exit(main())
