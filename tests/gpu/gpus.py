@@ -28,7 +28,6 @@ def pretended(
     plan: Plan,
     to: Path,
     cudart: FakeCudart | None = None,
-    lanes: int = 2,
     *,
     scratches: Sequence[Scratch] = (),
     scratch_bytes: int = 1 << 16,
@@ -43,7 +42,7 @@ def pretended(
         runtime=None,
         heard=SimpleNamespace(errors=[]),
     )
-    return TensorRtSession(engine, loaded, Cuda(cudart), lanes, scratches)
+    return TensorRtSession(engine, loaded, Cuda(cudart), scratches or (Scratch(), Scratch()))
 
 
 def compiled(graph: Graph, plan: Plan, to: Path) -> Engine:

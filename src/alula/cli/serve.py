@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from time import time
 from typing import Any
 
 import typer
 
 from alula.serve import ServeOptions
-from alula.serve.logs import line
+from alula.serve.logs import Lines
 from alula.serve.settings import Setting, as_toml, resolve, settings_of
 
 ANY = (Path("BUNDLE"),)
@@ -39,8 +39,8 @@ def serve(context: typer.Context, *, config: Path | None, print_config: bool, **
     def ready(url: str) -> None:
         said = f"serving on {url} (docs at {url}/docs)"
         if options.log_format != "none":
-            at = {"time": round(time(), 3), "level": "info", "logger": "alula"}
-            said = line(options.log_format, {**at, "message": said})
+            record = logging.makeLogRecord({"name": "alula", "levelname": "INFO", "msg": said})
+            said = Lines(options.log_format).format(record)
         print(said, file=sys.stderr, flush=True)
 
     run_server(options, ready)

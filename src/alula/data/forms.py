@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alula.core.errors import InputError
+from alula.core.listing import twice
 from alula.core.words import IMAGE_TASKS, WRITING_TASKS
 from alula.data.fields import LABELS, SCORED, TWO_TEXTS, check_columns, fields_of, keys_of
 from alula.data.rows import BadRow, Fields, Rows, numbered, shown
@@ -108,9 +109,7 @@ def _object(line: str, task: str) -> Fields | BadRow:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRow(f"has the field {twice[:40]!r} twice")
+        raise BadRow(f"has the field {twice(name for name, _ in pairs)[:40]!r} twice")
     return fields
 
 

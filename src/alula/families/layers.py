@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -50,8 +50,12 @@ class LayerNames:
     def at(self, index: int) -> LayerNames:
         """The full names of one layer."""
         path = f"{self.path}.{index}"
-        parts = {name: f"{path}.{getattr(self, name)}" for name in self.__slots__}
-        return LayerNames(**{**parts, "path": path})
+        parts = {
+            name: f"{path}.{getattr(self, name)}"
+            for name in self.__slots__
+            if name not in {"path", "counted"}
+        }
+        return replace(self, path=path, **parts)
 
 
 def linear(b: Builder, x: ir.Value, name: str, size: tuple[int, int], *, head: bool = False) -> ir.Value:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from alula.core.errors import InputError
+from alula.core.listing import twice
 from alula.serve.errors import Refused
 
 T = TypeVar("T")
@@ -97,9 +98,8 @@ def _constant(name: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"the body has {twice[:40]!r} twice in one object; expected each name once")
+        name = twice(name for name, _ in pairs)
+        raise InputError(f"the body has {name[:40]!r} twice in one object; expected each name once")
     return made
 
 

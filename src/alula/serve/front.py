@@ -12,7 +12,8 @@ import uvicorn
 
 from alula.serve.admission import HEALTH
 from alula.serve.app import application
-from alula.serve.connections import Bounds, connections_within
+from alula.serve.connections import Bounds
+from alula.serve.open_files import connections_within
 from alula.serve.server import Server
 
 HEAD_S = 5.0

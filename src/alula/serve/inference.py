@@ -10,6 +10,7 @@ import numpy as np
 
 from alula import __version__
 from alula.core.errors import EngineError, InputError
+from alula.core.listing import twice
 from alula.core.tensor import Array, Feeds
 from alula.serve import records, terms
 from alula.serve.catalogue import Catalogue, Served
@@ -101,9 +102,7 @@ def server_metadata() -> dict[str, Any]:
 def _by_name(inputs: Sequence[Tensor]) -> Mapping[str, Array]:
     feeds = {tensor.name: tensor.values for tensor in inputs}
     if len(feeds) < len(inputs):
-        names = [tensor.name for tensor in inputs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"input {twice!r} is given twice")
+        raise InputError(f"input {twice(tensor.name for tensor in inputs)!r} is given twice")
     if not feeds:
         raise InputError("no inputs are given; expected at least one")
     return feeds

@@ -10,11 +10,11 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from alula.core.errors import MissingExtraError
-from alula.serve.connections import OutOfFiles
 from alula.serve.front import Front
 from alula.serve.logs import log_as
 from alula.serve.memory import collect_seldom
 from alula.serve.named import Named
+from alula.serve.open_files import OutOfFiles
 from alula.serve.options import ServeOptions
 from alula.serve.process import EngineProcess
 from alula.serve.server import Server

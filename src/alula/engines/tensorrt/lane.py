@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -198,6 +198,13 @@ class Lane:
         else:
             context.device_memory = self._memory.address
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """What is queued within has the memory for activations for itself, wherever that lies by now."""
+        with self._scratch.turn(self._cuda, self.stream) as memory:
+            self._look(memory)
+            yield
+
     def _look(self, memory: Buffer) -> None:
         """Where activations lie elsewhere than before, graphs have the old place in them."""
         if memory == self._memory:
@@ -205,6 +212,9 @@ class Lane:
         self._memory = memory
         for context in self._contexts.values():
             self._give_memory(context)
+        self._let_graphs_go()
+
+    def _let_graphs_go(self) -> None:
         for graph in self.graphs.values():
             self._cuda.destroy_graph(graph)
         self.graphs.clear()
@@ -267,8 +277,7 @@ class Lane:
 
     def start(self, at: Key) -> bool:
         """Queue copies in, layers, copies out; whether a captured graph did it."""
-        with self._scratch.turn(self._cuda, self.stream) as memory:
-            self._look(memory)
+        with self._turn():
             return self._start(at)
 
     def _start(self, at: Key) -> bool:
@@ -334,8 +343,7 @@ class Lane:
         context.profiler = profiler
         try:
             for _ in range(runs):
-                with self._scratch.turn(self._cuda, self.stream) as memory:
-                    self._look(memory)
+                with self._turn():
                     self._enqueue(at)
                 self.wait()
         finally:
@@ -372,9 +380,7 @@ class Lane:
         """Release graphs, contexts and memory; what a lost GPU refuses is gone with the process."""
         with contextlib.suppress(RunError):
             self._cuda.synchronize(self.stream)
-            for graph in self.graphs.values():
-                self._cuda.destroy_graph(graph)
-            self.graphs.clear()
+            self._let_graphs_go()
             self._contexts.clear()
             if self._memory is not None:
                 self._scratch.leave(self._cuda)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from alula.core.errors import RunError
 from alula.engines.cuda import Buffer, Cuda
@@ -78,4 +78,4 @@ class Place:
     """Where a lane computes: on a GPU, in memory that others may have before and after it."""
 
     cuda: Cuda
-    scratch: Scratch = field(default_factory=Scratch)
+    scratch: Scratch

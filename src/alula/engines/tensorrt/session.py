@@ -28,10 +28,9 @@ from alula.engines.tensorrt.vendor import Library
 
 logger = logging.getLogger(__name__)
 
-LANES = 2
-"""Requests in flight at once: one computes while the other's copies run."""
-_SCRATCHES = tuple(Scratch() for _ in range(LANES))
-"""What all engines of this process compute in: the first lane of each in one, the second in another."""
+_SCRATCHES = (Scratch(), Scratch())
+"""What all engines of this process compute in, and so how many requests of one are in flight at once: one computes
+while the other's copies run."""
 WARMING = 3
 """Runs of a shape that is warmed up, launched and then replayed; the least time of each counts."""
 
@@ -72,19 +71,12 @@ class Pending:
 class TensorRtSession:
     """A loaded engine with lanes for requests in flight: `submit` queues one, `run` is `submit` and wait.
 
-    One owner at a time, as every session. A shape that comes again is captured as a CUDA graph and replayed from then
-    on; `stats` says how many were. Running out of the GPU's memory fails one request; an error that stays kills the
-    session.
+    As many are in flight as there are scratches to compute in. One owner at a time, as every session. A shape that
+    comes again is captured as a CUDA graph and replayed from then on; `stats` says how many were. Running out of the
+    GPU's memory fails one request; an error that stays kills the session.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        loaded: Loaded,
-        cuda: Cuda,
-        lanes: int = LANES,
-        scratches: Sequence[Scratch] = (),
-    ) -> None:
+    def __init__(self, engine: Engine, loaded: Loaded, cuda: Cuda, scratches: Sequence[Scratch]) -> None:
         self.inputs = engine.inputs
         self.outputs = engine.outputs
         self.stats = Stats()
@@ -94,8 +86,8 @@ class TensorRtSession:
         self._may_grow = may_grow(self.inputs, self._axes)
         self._cuda = cuda
         self._loaded: Loaded | None = loaded
-        self._most = lanes
-        self._scratches = tuple(scratches) or tuple(Scratch() for _ in range(lanes))
+        self._scratches = tuple(scratches)
+        self._most = len(self._scratches)
         self._flying: deque[Pending] = deque()
         self._beds: Beds | None = None
         self._lanes: list[Lane] = []
@@ -272,7 +264,7 @@ def opened(engine: Engine, lib: Library, cuda: Cuda, plan: memoryview) -> Tensor
     clock.append(perf_counter())
     name = f"{lib.target} {lib.version}"
     loaded = Loaded(name=name, module=lib.module, engine=loaded, runtime=runtime, heard=heard)
-    session = TensorRtSession(engine, loaded, cuda, scratches=_SCRATCHES)
+    session = TensorRtSession(engine, loaded, cuda, _SCRATCHES)
     clock.append(perf_counter())
     read, made = (1e3 * (end - start) for start, end in pairwise(clock))
     logger.info("%s: read in %.0f ms, contexts and memory in %.0f ms", engine.path, read, made)

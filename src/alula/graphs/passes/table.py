@@ -52,8 +52,4 @@ def _multiply(head: ir.Node) -> None:
     product = edit.op("Transpose", edit.op("MatMul", table, rows), perm=[1, 0])
     before = edit.op("Shape", x, dtype=ir.DataType.INT64, start=0, end=-1)
     shape = edit.op("Concat", before, edit.ints(tokens), axis=0)
-    transpose = head.inputs[1].producer()  # type: ignore[union-attr]
     edit.replace(edit.op("Reshape", product, shape))
-    assert isinstance(transpose, ir.Node)
-    if not transpose.outputs[0].uses():
-        transpose.graph.remove(transpose, safe=True)  # type: ignore[union-attr]
