@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 
 from alula.bundles import Bundle
+from alula.codecs import Patcher
 from alula.core.errors import InputError
 from alula.documents import Page, Scan, Task
 from alula.looking import Looker
@@ -118,9 +120,13 @@ def test_a_loop_is_ended_as_it_is_written(bundle: Bundle, monkeypatch: pytest.Mo
         assert looker.open_answers == 0
 
 
-def test_a_document_of_marks_alone_is_asked_again_for_its_text(bundle: Bundle) -> None:
+def test_a_document_of_marks_alone_is_asked_again_for_its_text(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tencent-Hunyuan/HunyuanOCR#118: of a slide the document was corners alone, and its text was read."""
     asked: list[str] = []
+    cut = create_autospec(Patcher.encode, side_effect=Patcher.encode)
+    monkeypatch.setattr(Patcher, "encode", cut)
     with closing(reader(bundle, 2)) as opened:
         body = {"max_tokens": 6, "ignore_eos": True, "logit_bias": {"7": 100}, "repetition_penalty": 1}
 
@@ -133,6 +139,7 @@ def test_a_document_of_marks_alone_is_asked_again_for_its_text(bundle: Bundle) -
         opened._looker = told(opened._looker, marks)
         pages = list(opened.read([scan(0), scan(1), scan(2)], Ask(task="document", max_tokens=6)))
     assert asked.count(prompt(TEXT)) == asked.count(prompt(Ask(task="document"))) == 3
+    assert cut.call_count == 6, "once for each time that a page was given"
     assert [page.text for page in pages] == texts
     for page in pages:
         assert page.noticed("not-as-asked")

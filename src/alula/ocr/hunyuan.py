@@ -20,7 +20,7 @@ from alula.ocr.answers import Written, page_of, plainer, untaught
 from alula.ocr.odds import Odds
 from alula.ocr.prompts import Version, prompt
 from alula.ocr.reader import Ask
-from alula.ocr.repetition import Guard, Loop
+from alula.ocr.repetition import Guard
 from alula.prompting import Prompts
 
 AHEAD = 2
@@ -41,12 +41,12 @@ class _Answer:
 
     at: int
     scan: Scan
+    cut: Cut
     begun: float
     ask: Ask
     known: Sequence[Notice]
     guard: Guard = field(default_factory=Guard)
     odds: Odds = field(default_factory=Odds)
-    loop: Loop | None = None
 
 
 class ModelReader:
@@ -138,14 +138,14 @@ class _Reading:
         sequences = self._looker.sequences
         return len(self._answers) < sequences and self._taken - self._given < WAITING * sequences
 
-    def _take(self, scan: Scan, patches: Cut) -> None:
+    def _take(self, scan: Scan, cut: Cut) -> None:
         at, self._taken = self._taken, self._taken + 1
-        answer = _Answer(at=at, scan=scan, begun=time.perf_counter(), ask=self._ask, known=self._known)
-        self._begin(answer, patches.result)
+        begun = time.perf_counter()
+        self._begin(_Answer(at=at, scan=scan, cut=cut, begun=begun, ask=self._ask, known=self._known))
 
-    def _begin(self, answer: _Answer, patches: Callable[[], Patches]) -> None:
+    def _begin(self, answer: _Answer) -> None:
         try:
-            request = self._looker.request(prompt(answer.ask, self._version), [patches()])
+            request = self._looker.request(prompt(answer.ask, self._version), [answer.cut.result()])
             refused = self._looker.add(answer.at, bounded(request, answer.ask, self._looker.prompts))
         except InputError as error:
             self._fail(answer, str(error))
@@ -167,17 +167,12 @@ class _Reading:
             return
         written = Written(text=answer.guard.text, cut=piece.ending == "length", loop=loop, odds=answer.odds)
         if (other := plainer(answer.ask, written)) is not None:
-            self._ask_again(answer, *other)
+            ask, why = other
+            known = (*answer.known, why)
+            self._begin(replace(answer, ask=ask, known=known, guard=Guard(), odds=Odds()))
             return
         timings = {"read_ms": (time.perf_counter() - answer.begun) * 1e3}
         self._keep(answer, page_of(answer.scan, written, answer.ask, known=answer.known, timings=timings))
-
-    def _ask_again(self, answer: _Answer, ask: Ask, why: Notice) -> None:
-        """Something else of the same page, in its place."""
-        again = _Answer(
-            at=answer.at, scan=answer.scan, begun=answer.begun, ask=ask, known=(*answer.known, why)
-        )
-        self._begin(again, lambda: self._looker.prompts.patches(answer.scan.pixels))
 
     def _fail(self, answer: _Answer, why: str) -> None:
         self._keep(answer, Page.of(answer.scan, notices=(Notice(code="failed", message=why),)))
