@@ -56,7 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument(
-        "--packed", action="store_true", help="of several texts in a row, beside the padded graph"
+        "--padded", action="store_true", help="each text in a row of its own; else that is measured beside"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sweeps", type=int, default=1, help="over the numbers of clients")
@@ -68,8 +68,8 @@ def main() -> int:
         print("no wrk here; apt-get install wrk", file=sys.stderr)
         return 2
     HERE.mkdir(exist_ok=True)
-    padded = built(options.precision)
-    bundle = built(options.precision, packed=True) if options.packed else padded
+    padded = built(options.precision, packed=False)
+    bundle = padded if options.padded else built(options.precision)
     offline = Offline(dict.fromkeys((bundle, padded)))
     bodies = HERE / "bodies.txt"
     bodies.write_text("".join(json.dumps({"input": text}) + "\n" for text in offline.texts))
@@ -79,7 +79,7 @@ def main() -> int:
             servers.enter_context(each)
             for each in (Served(bundle), Served(bundle, fixed=True), Served(bundle, "--lanes", "1"))
         )
-        beside = {"32 clients, padded": servers.enter_context(Served(padded))} if options.packed else {}
+        beside = {"32 clients, padded": servers.enter_context(Served(padded))} if bundle != padded else {}
         tritons = {
             name: servers.enter_context(each)
             for name, each in (peers(options.triton, padded) if options.triton else {}).items()
@@ -138,15 +138,15 @@ def peers(home: Path, bundle: Path) -> dict[str, Triton]:
     }
 
 
-def built(precision: str, target: str = "openvino", *, packed: bool = False) -> Path:
+def built(precision: str, target: str = "openvino", *, packed: bool = True) -> Path:
     """The bundle, built once."""
     name = f"serving-{precision}" if target == "openvino" else f"{target}-{precision}"
-    bundle = HERE / (f"{name}-packed" if packed else name)
+    bundle = HERE / (name if packed else f"{name}-padded")
     if not bundle.is_dir():
         print(
             alula(
                 *("build", str(packaged_minilm()), "-o", str(bundle), "--name", "minilm"),
-                *("--target", target, "--precision", precision, *(("--packed",) if packed else ())),
+                *("--target", target, "--precision", precision, *(() if packed else ("--no-packed",))),
             )
         )
     return bundle
@@ -336,7 +336,7 @@ def report(
         "machine": {"cpu": cpu_name(), "cores": cores},
         "options": {
             "precision": options.precision,
-            "packed": options.packed,
+            "padded": options.padded,
             "rounds": options.rounds,
             "seconds": options.seconds,
         },

@@ -1,6 +1,6 @@
 """A million mixed requests, each held to its own answer: nobody may be given somebody else's row.
 
-    python examples/million.py [--requests 1000000] [--clients 32] [--packed] [--totals million.jsonl]
+    python examples/million.py [--requests 1000000] [--clients 32] [--padded] [--totals million.jsonl]
 
 An engine that costs almost nothing, that of `bench_front.py`, so that the server's own work is what takes the time.
 Clients ask in a closed loop, at random among some thousand requests that are made before: OpenAI's embeddings as
@@ -274,10 +274,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--packed", action="store_true", help="texts share rows of the engine")
+    parser.add_argument("--padded", action="store_true", help="each text has a row of its own")
     parser.add_argument("--totals", type=Path, help="a file of JSON lines to add this run to")
     given = parser.parse_args()
-    bundle = built(*(("--packed",) if given.packed else ()))
+    bundle = built(*(("--no-packed",) if given.padded else ()))
     texts = {
         json.loads(line)["input"] for line in bodies(bundle, HERE / "short.txt").read_text().splitlines()
     }

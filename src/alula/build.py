@@ -120,7 +120,7 @@ def _fill(draft: Draft, request: BuildRequest, resolved: Resolved, progress: Pro
         prompted=grounds.prompted,
         calibration=grounds.calibration,
         fitted=grounds.fitted,
-        packed=request.packed,
+        packed=resolved.packed,
     )
     if why := resolved.traits.cannot_run:
         climbed = compiled_only(workshop, resolved.precisions[0], why, progress)
@@ -165,7 +165,7 @@ def _inputs(request: BuildRequest, resolved: Resolved) -> dict[str, Any]:
         "opset": resolved.opset,
         "data": None if resolved.data is None else _known(resolved.data),
         "budget": request.budget,
-        "packed": request.packed,
+        "packed": resolved.packed,
         "calibration": request.calibration,
         "reference": [resolved.reference, *(installed(name) for name in REFERENCE_PACKAGES)],
         "code": of_sources(Path(alula.__file__).parent),

@@ -35,13 +35,15 @@ from alula.verify import CALIBRATED
 
 PACKING = "openvino"
 """The engine whose sessions lay texts out in rows."""
+PACKED_TOKENS = 512
+"""Texts of at most so many tokens are packed unless asked otherwise: a mask has the square of a row's width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
     """Everything that decides a bundle; with `tokenizer`, a text model that has none is refused.
 
-    `packed`, graphs take several texts in a row.
+    `packed`, graphs take several texts in a row; None is where that gains.
     """
 
     model: str
@@ -51,7 +53,7 @@ class BuildRequest:
     task: str | None = None
     pooling: str | None = None
     token_embeddings: bool = False
-    packed: bool = False
+    packed: bool | None = None
     inputs: tuple[TensorSpec, ...] = ()
     labels: Path | None = None
     target: str = "auto"
@@ -84,6 +86,7 @@ class Resolved:
     plan: Plan
     reference: Reference
     data: Dataset | None
+    packed: bool
 
 
 def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
@@ -132,6 +135,8 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         data = read(request.data, spec.task, skip_bad=skip, inputs=spec.parts[0].inputs)
     if traffic := request.compiling.traffic:
         seen = seen_in(traffic, spec, checkpoint.folder, progress, skip_bad=skip)
+    plan = plan_of(spec, request.axes, request.compiling, seen, engine)
+    gains = engine == PACKING and families.packs(spec) and plan.profile.axes["length"].max <= PACKED_TOKENS
     return Resolved(
         checkpoint=checkpoint,
         spec=spec,
@@ -140,9 +145,10 @@ def resolve_request(request: BuildRequest, progress: Progress) -> Resolved:
         precisions=tuple(precision for precision in precisions if precision not in left),
         left=left,
         opset=opset,
-        plan=plan_of(spec, request.axes, request.compiling, seen, engine),
+        plan=plan,
         reference=choose(request.reference, spec),
         data=data,
+        packed=gains if request.packed is None else request.packed,
     )
 
 

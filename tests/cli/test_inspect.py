@@ -46,6 +46,7 @@ def bundles(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> di
             precision="fp32",
             axes=axes,
             reference="golden",
+            packed=False,
             use_cache=False,
         )
         found[target] = build(request, Phases()).bundle.root

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from served import Running, running
 from alula.bundles import Bundle, rebuild_command
 from alula.codecs import TextCodec, fit, within
 from alula.core.errors import InputError
+from alula.core.packing import without_packing
+from alula.core.profile import Range
 from alula.core.words import TOKENS
 from alula.engines import backend
 from alula.exposition import Reading
@@ -25,6 +28,7 @@ pytest.importorskip("transformers")
 import tiny
 
 from alula.build import BuildRequest, build
+from alula.choices import resolve_request
 from alula.core.progress import Silent
 
 ENGINE = (sys.executable, "-m", "alula.serve.engine_process")
@@ -61,12 +65,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     to = tmp_path_factory.mktemp("packed") / "packed"
-    return built(folder, to, name="packed", packed=True, token_embeddings=True)
+    return built(folder, to, name="packed", token_embeddings=True)
 
 
 @pytest.fixture(scope="module")
 def server(bundle: Bundle, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    padded = built(folder, tmp_path_factory.mktemp("packed") / "padded", name="padded", token_embeddings=True)
+    to = tmp_path_factory.mktemp("packed") / "padded"
+    padded = built(folder, to, name="padded", packed=False, token_embeddings=True)
     with running([padded.root, bundle.root], engine_command=ENGINE, threads=2) as server:
         yield server
 
@@ -80,6 +85,38 @@ def asked(server: Running, path: str, model: str, inputs: object) -> Any:
 def test_it_is_proved_and_its_command_builds_it_again(bundle: Bundle) -> None:
     assert bundle.verified
     assert "--packed" in rebuild_command(bundle.manifest, bundle.root)
+
+
+LONG = {"length": Range(2, 128, 600)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "most", "asked", "packed"),
+    [
+        ("bert", 512, {}, True),
+        ("bert", 600, {}, True),
+        ("bert", 600, {"axes": LONG}, False),
+        ("bert", 600, {"axes": LONG, "packed": True}, True),
+        ("bert", 512, {"packed": False}, False),
+        ("bert", 512, {"target": "onnxruntime"}, False),
+        ("mpnet", 600, {}, False),
+    ],
+)
+def test_texts_are_packed_where_that_gains_unless_it_is_said(
+    tmp_path: Path, model_type: str, most: int, asked: dict[str, Any], packed: bool
+) -> None:
+    checkpoint = tiny.checkpoint(tmp_path / "model", model_type, max_position_embeddings=most)
+    request = BuildRequest(
+        model=str(checkpoint), to=tmp_path, **{"target": "openvino", "precision": "fp32", **asked}
+    )
+    assert resolve_request(request, Silent()).packed is packed
+
+
+def test_a_padded_bundle_is_built_again_as_one(bundle: Bundle) -> None:
+    engine = bundle.engine("encoder")
+    graph = replace(engine.graph, inputs=without_packing(engine.inputs))
+    manifest = replace(bundle.manifest, engines={"encoder": replace(engine, graph=graph)})
+    assert "--no-packed" in rebuild_command(manifest, bundle.root)
 
 
 def test_a_session_takes_the_padded_batch_alone(bundle: Bundle) -> None:

@@ -27,8 +27,8 @@ def rebuild_command(manifest: Manifest, root: Path) -> str:
     engine = manifest.answering
     words = ["--target", engine.backend, "--precision", engine.graph.precision]
     words += [*_model(manifest.model, manifest.source), *_sizes(engine.plan), *settings_of(engine.plan)]
-    if is_packed(engine.inputs):
-        words.append("--packed")
+    if engine.backend == "openvino" and manifest.model.reads_text and not manifest.model.writes:
+        words.append("--packed" if is_packed(engine.inputs) else "--no-packed")
     return shlex.join(["alula", "build", manifest.source, "-o", str(root), *words, *_rows(manifest)])
 
 

@@ -80,10 +80,11 @@ def build(
         "--token-embeddings",
         help="For embeddings of texts: also give the vectors of the tokens, not pooled, as /embed_all answers them.",
     ),
-    packed: bool = typer.Option(
-        False,
-        "--packed",
+    packed: bool | None = typer.Option(
+        None,
+        "--packed/--no-packed",
         help="OpenVINO, BERT and its kin: short texts share a row of a batch, so that almost nothing is padded.",
+        show_default="packed where --length ends at 512 or below",
     ),
     inputs: list[str] = typer.Option(
         [],

@@ -19,7 +19,7 @@ from alula.families.onnx_file import FAMILY as ONNX
 from alula.families.onnx_file import Original, is_onnx, only_as_it_is, original
 from alula.families.shipped import SHIPPED
 from alula.families.stated import parse_inputs
-from alula.families.tasks import describe, refuse_unless_packs, with_tokens
+from alula.families.tasks import describe, packs, refuse_unless_packs, with_tokens
 from alula.families.text_files import text_files, write_text_files
 from alula.families.writing import weights_of
 
@@ -39,6 +39,7 @@ __all__ = [
     "only_as_it_is",
     "open_checkpoint",
     "original",
+    "packs",
     "parse_inputs",
     "refuse_unless_packs",
     "refuse_without_tokenizer",

@@ -138,9 +138,14 @@ def with_tokens(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     return replace(spec, parts=(replace(part, outputs=(*part.outputs, states)),))
 
 
+def packs(spec: ModelSpec) -> bool:
+    """Whether its graph can take several texts in a row."""
+    return spec.family in PACKS and spec.reads_text
+
+
 def refuse_unless_packs(spec: ModelSpec) -> None:
     """Refuse a model whose graph cannot take several texts in a row."""
-    if spec.family not in PACKS or not spec.reads_text:
+    if not packs(spec):
         raise InputError(
             f"{spec.name} is of the family {spec.family!r}; texts are packed into rows by {', '.join(PACKS)}"
         )
