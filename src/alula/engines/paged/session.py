@@ -16,7 +16,7 @@ from alula.core.graph import Graph
 from alula.core.machine import cpu_features, usable_cores
 from alula.core.tensor import Array, Feeds
 from alula.engines.foreign import said
-from alula.engines.paged.forms import fix, join, pair, turn, widen
+from alula.engines.paged.forms import fix, join, stack, turn, widen
 from alula.engines.paged.graph import read
 from alula.engines.paged.pages import Pages, filled
 from alula.engines.sights import Sights
@@ -61,7 +61,8 @@ class Way:
 
     With `rows` it has fixed shapes: a token of each of so many sequences, or of `least` and rows that are nobody's.
     With `turned` weights in bf16 lie the other way round, and OpenVINO makes one operation of a gated feed-forward.
-    With `widened` weights of four bits are in memory as eight; with `paired` gate and up of four bits are one product.
+    With `widened` weights of four bits are in memory as eight; with `stacked` their zeros are rows of them, and gate
+    and up one product.
     """
 
     settings: Mapping[str, object]
@@ -71,7 +72,7 @@ class Way:
     half_attention: bool = False
     turned: bool = False
     widened: bool = False
-    paired: bool = False
+    stacked: bool = False
 
     def runs(self, tokens: int, sequences: int) -> bool:
         """Whether it is for a step of so many."""
@@ -97,12 +98,12 @@ def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
     cache = {"KV_CACHE_PRECISION": _cache_precision(precision, features)}
     rounded = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP, **cache}
     wide = precision == "int4-weights"
-    one = Way(rows=1, settings=rounded, half_attention=has_amx, paired=wide and not has_amx)
+    one = Way(rows=1, settings=rounded, half_attention=has_amx, stacked=wide and not has_amx)
     if has_amx:
         return (one, Way(most=_FEW[precision], settings=rounded, half_attention=True), Way(settings=bf16))
     if not _MULTIPLIES_EIGHT_BITS & {*features}:
         return (one, Way(settings=rounded))
-    several = Way(rows=_SIDE_BY_SIDE, least=_LEAST, settings=rounded, widened=wide)
+    several = Way(rows=_SIDE_BY_SIDE, least=_LEAST, settings=rounded, stacked=wide)
     coarser = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _MANY_GROUP, **cache}
     return (one, several, Way(settings=coarser, widened=wide))
 
@@ -130,8 +131,8 @@ def compiled(graph: Graph, way: Way, settings: Mapping[str, object]) -> ov.Compi
             fix(model, way.rows)
         if way.widened:
             widen(model)
-        if way.paired:
-            pair(model)
+        if way.stacked:
+            stack(model)
         if way.settings.get("INFERENCE_PRECISION_HINT") == "bf16":
             join(model)
         # Where a thread is alone, OpenVINO 2026.4.1 divides by the half of one, and the process is gone.
