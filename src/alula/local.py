@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alula.bundles import Bundle, cpu_command, rebuild_command, shrink
 from alula.bundles.digest import of_value
-from alula.bundles.replace import beside, put, temporary_folder
+from alula.bundles.replace import alone, beside, put, temporary_folder
 from alula.core.check import Check
 from alula.core.engine import Backend, Engine, Session
 from alula.core.errors import EngineError, MissingExtraError
@@ -54,10 +54,13 @@ def local_engines(bundle: Bundle) -> Mapping[str, Engine]:
             f"{rebuild_command(bundle.manifest, bundle.root)}"
         )
     kept = {name: _kept(each, backend.target) for name, each in bundle.manifest.engines.items()}
-    if not all(each.path.is_dir() and _opens(backend, each) for each in kept.values()):
-        for each in kept.values():
-            shutil.rmtree(each.path, ignore_errors=True)
-        _compile_again(bundle, engine.target, backend, kept)
+    first = next(iter(kept.values())).path
+    with alone(first, waits=True):
+        if not all(each.path.is_dir() and _opens(backend, each) for each in kept.values()):
+            for each in kept.values():
+                shutil.rmtree(each.path, ignore_errors=True)
+            _compile_again(bundle, engine.target, backend, kept)
+            shrink(first.parent)
     return kept
 
 
@@ -132,4 +135,3 @@ def _compile_again(bundle: Bundle, built_for: str, backend: Backend, kept: Mappi
     finally:
         for folder in aside.values():
             shutil.rmtree(folder, ignore_errors=True)
-    shrink(next(iter(kept.values())).path.parent)

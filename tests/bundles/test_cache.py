@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from alula.bundles import Cache
 from alula.bundles.folder import Bundle
+from alula.bundles.replace import alone
 
 spec = importlib.util.spec_from_file_location("bundle_maker", Path(__file__).with_name("test_folder.py"))
 assert spec is not None
@@ -133,6 +135,26 @@ def test_processes_that_keep_and_fetch_one_entry_at_once_find_it_whole(
     assert found is not None
     assert Bundle.open(found.root).verified
     assert [path.name for path in (tmp_path / "cache" / "bundles").iterdir()] == ["k"], "scraps are left"
+
+
+def test_two_that_keep_a_new_entry_at_once_wait_for_each_other(bundle: Bundle, tmp_path: Path) -> None:
+    cache = Cache(root=tmp_path / "cache")
+    work = (
+        "import sys; from pathlib import Path; from alula.bundles import Cache\n"
+        "print('here', flush=True); Cache(root=Path(sys.argv[1])).keep('k', Path(sys.argv[2]))\n"
+    )
+    entries = cache.root / "bundles"
+    entries.mkdir(parents=True)
+    command = [sys.executable, "-c", work, str(cache.root), str(bundle.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        with alone(entries):
+            assert process.stdout.readline() == "here\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            shutil.copytree(bundle.root, entries / "k")
+        assert process.wait(60) == 0
+    assert cache.fetch("k", tmp_path / "mine") is not None
 
 
 def test_the_key_depends_on_every_input_and_not_on_their_order() -> None:

@@ -49,14 +49,18 @@ class Cache:
         with alone(real):
             scratch = beside(real, "fetching")
             try:
-                shutil.copytree(entry, scratch, copy_function=link)
+                with alone(entry.parent, waits=True):
+                    if not entry.is_dir():
+                        return None
+                    shutil.copytree(entry, scratch, copy_function=link)
+                    os.utime(entry)
                 if not _whole(scratch):
-                    shutil.rmtree(entry, ignore_errors=True)
+                    with alone(entry.parent, waits=True):
+                        shutil.rmtree(entry, ignore_errors=True)
                     return None
                 put(scratch, real)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-        os.utime(entry)
         return Bundle.read(to)
 
     def keep(self, key: str, root: Path) -> None:
@@ -66,7 +70,8 @@ class Cache:
         scratch = beside(folder / key, "keeping")
         try:
             shutil.copytree(root, scratch, copy_function=link)
-            put(scratch, folder / key)
+            with alone(folder, waits=True):
+                put(scratch, folder / key)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         shrink(folder, self.max_bytes)
@@ -74,6 +79,11 @@ class Cache:
 
 def shrink(folder: Path, max_bytes: int = MAX_BYTES) -> None:
     """Let the least recently used entries of a folder go until the rest fits; what is being written is left alone."""
+    with alone(folder, waits=True):
+        _shrink(folder, max_bytes)
+
+
+def _shrink(folder: Path, max_bytes: int) -> None:
     entries = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     entries.sort(key=lambda path: path.stat().st_mtime)
     sizes = {entry: _bytes(entry) for entry in entries}

@@ -41,18 +41,19 @@ def put(scratch: Path, to: Path) -> None:
 
 
 @contextmanager
-def alone(to: Path) -> Iterator[None]:
-    """Hold the right to write `to`; a second process is refused, not queued."""
+def alone(to: Path, *, waits: bool = False) -> Iterator[None]:
+    """Hold the right to write `to`; a second process is refused unless it waits."""
     if sys.platform == "win32":
         yield
         return
     import fcntl  # noqa: PLC0415 - not everywhere
 
     folder = temporary_folder()
-    name = hashlib.sha256(str(to).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    real = os.path.realpath(to)
+    name = hashlib.sha256(real.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     with (folder / f"{name}.lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
                 f"{to}: another process is writing it; wait for it or name another folder"
