@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.batching import BatchPolicy, Costs, Unit, at_once, choose, next_turn, packs, worth
-from alula.batching.policy import FREE_S, PATIENCE, SHARE, filled
+from alula.batching import BatchPolicy, Costs, Unit, arranged, at_once, choose, next_turn, packs, worth
+from alula.batching.policy import FREE_S, PATIENCE, SHARE
 from alula.core.errors import InputError
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -263,16 +263,16 @@ def test_who_fits_into_what_a_batch_leaves_empty_goes_with_it() -> None:
         packed(4),
         packed(4),
     ]
-    batch = filled([0, 1, 2, 3], waiting, flat)
+    batch = arranged(flat, COSTS).filled([0, 1, 2, 3], waiting)
     assert batch == [0, 1, 2, 3, 6]
-    assert PACKED.formed([waiting[at].tokens for at in batch]).cells == sum(lengths) + 4
+    assert arranged(PACKED, COSTS).formed([waiting[at].tokens for at in batch]).cells == sum(lengths) + 4
 
 
 def test_what_a_packed_batch_costs_is_known_by_its_cells_and_their_width() -> None:
-    formed = PACKED.formed([20, 40, 30, 34])
+    formed = arranged(PACKED, COSTS).formed([20, 40, 30, 34])
     assert formed.cells == 2 * formed.longest == 128
     assert formed.shape == (1, round(128 * (1 + 64 / 1_200)))
-    assert POLICY.formed([16, 64, 32]).shape == (3, 64)
+    assert arranged(POLICY, COSTS).formed([16, 64, 32]).shape == (3, 64)
 
 
 def test_a_packed_list_stays_together_where_it_fits() -> None:

@@ -10,9 +10,11 @@ from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
 
+from alula.batching.arrangement import Formed, arranged
 from alula.batching.costs import Costs
+from alula.batching.limits import BatchPolicy
 from alula.batching.pace import Pace
-from alula.batching.policy import BatchPolicy, Formed, choose, worth
+from alula.batching.policy import choose, worth
 from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.ending import AtEnd
 from alula.core.errors import InputError, Overloaded, TooLong
@@ -290,7 +292,8 @@ class Batcher(Generic[In, Out]):
 
     def _formed(self, batch: Sequence[Waiting[In, Out]]) -> Formed:
         lengths = chain.from_iterable(waiting.lengths for waiting in batch)
-        return self._policy.formed([self._policy.padded(length) for length in lengths])
+        padded = [self._policy.padded(length) for length in lengths]
+        return arranged(self._policy, self.costs).formed(padded)
 
     async def _run(self, batch: list[Waiting[In, Out]], formed: Formed, flight: _Flight) -> None:
         places = [(waiting.request, at) for waiting in batch for at in waiting.rows]

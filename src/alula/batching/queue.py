@@ -10,7 +10,8 @@ from math import ceil, inf
 from typing import Generic, TypeAlias, TypeVar
 
 from alula.batching.costs import Costs
-from alula.batching.policy import BatchPolicy, Unit, at_once, next_turn, packs, worth
+from alula.batching.limits import BatchPolicy, Unit
+from alula.batching.policy import at_once, next_turn, packs, worth
 from alula.core.ending import AtEnd
 
 In = TypeVar("In")

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from alula.batching import Answered, Batcher, BatchPolicy, Ran
+from alula.batching import Answered, Batcher, BatchPolicy, Ran, arranged
 from alula.bundles import Bundle
 from alula.codecs import Row, TextCodec, fit, padded_lengths, row_outputs, within
 from alula.core.errors import InputError, ShapeError
@@ -94,8 +94,10 @@ class Batched(ABC, Generic[T]):
 
     def learn(self, timings: Iterable[Timing]) -> None:
         """Take note of what batches cost, before the first one runs."""
+        costs = self.batcher.costs
         for rows, length, seconds in timings:
-            self.batcher.costs.learn(*self.policy.formed([length] * rows).shape, seconds, warm=True)
+            formed = arranged(self.policy, costs).formed([length] * rows)
+            costs.learn(*formed.shape, seconds, warm=True)
 
     def prepare(self, opened: Opened) -> None:
         """Take note of what its engine process says of it."""
