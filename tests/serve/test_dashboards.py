@@ -148,9 +148,14 @@ class Prometheus:
         return answer["data"]
 
     def answers(self, expr: str) -> bool:
-        """Whether an expression gives a number at least."""
+        """Whether an expression gives a number at least, once the last look at each target was in time."""
+        served.wait_until(self.sees_both, within_s=30)
         found = self.get("query", query=expr)["result"]
         return any(sample["value"][1] != "NaN" for sample in found)
+
+    def sees_both(self) -> bool:
+        """Whether both targets answered when they were asked last; else what they said before is out of date."""
+        return len(self.get("query", query='up{job="alula"} == 1')["result"]) == 2
 
     def scraped(self) -> bool:
         """Whether both targets were read some times, while there was something to count."""
