@@ -161,7 +161,7 @@ def test_what_fails_is_named_and_loses_nothing_else(run: Any, capsys: pytest.Cap
     assert run("none.png", "one.png", "cut.png", "two.png", "-o", "out", "--json") == 2
     said = capsys.readouterr()
     assert "alula: none.png: there is no such file" in said.err
-    assert "alula: cut.png, page 1: cut.png cannot be decoded" in said.err
+    assert "alula: cut.png, page 1 cannot be decoded" in said.err
     raw = json.loads(said.out)
     assert (raw["schema"], raw["command"]) == (1, "ocr")
     assert [(row["file"], row["pages"], row["failed"]) for row in raw["rows"]] == [

@@ -112,9 +112,36 @@ def test_chosen_pages_are_read_and_no_others(tmp_path: Path) -> None:
         ("a.pdf", 2),
         ("a.pdf", 6),
         ("b.pdf", 1),
+        ("b.pdf", 2),
+        ("b.pdf", 6),
     ]
     (lost,) = _pages(list(taken(sources[1:], Selection.parse("3-"), FAST)))
     assert lost == ("b.pdf", None, "FILE has 2 pages, and none of those that were asked for")
+
+
+def test_a_page_that_was_asked_for_and_is_not_there_is_lost_and_a_span_is_cut(tmp_path: Path) -> None:
+    source = _file(tmp_path, "b.pdf", numbered(2))
+    *read, third, ninth = taken([source], Selection.parse("9-,1-7,3,9"), FAST)
+    assert [(name, index) for name, index, _ in _pages(read)] == [("b.pdf", 0), ("b.pdf", 1)]
+    assert third == Lost(
+        source=source,
+        index=2,
+        message=f"{source}, page 3 was asked for and is not there: the file has 2 pages",
+    )
+    assert isinstance(ninth, Lost)
+    assert ninth.index == 8
+
+
+def test_processes_are_begun_as_work_waits(tmp_path: Path) -> None:
+    source = _file(tmp_path, "a.pdf", numbered(2))
+    with closing(Pool(FAST, 100)) as pool:
+        assert pool.processes == []
+        assert pool.result(pool.submit(Task(source=source))) == 2
+        tickets = [pool.submit(Task(source=source, index=index)) for index in range(2)]
+        assert len(pool.processes) == 2
+        assert all(isinstance(pool.result(ticket), Scan) for ticket in tickets)
+        pool.result(pool.submit(Task(source=source)))
+        assert len(pool.processes) == 2
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def _counted(outcomes: Iterator[Done | Lost], summary: Summary) -> Iterator[Done
         summary.add(outcome.page, outcome.scan)
         for code in ("failed", "repaired", "not-as-asked", "unplaced", "miscounted", "unsure"):
             for said in _said_of(outcome.page, code):
-                print(f"alula: {outcome.source}, page {outcome.page.index + 1}: {said}", file=sys.stderr)
+                print(f"alula: {outcome.placed(said)}", file=sys.stderr)
         yield outcome
 
 

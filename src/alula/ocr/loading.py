@@ -102,6 +102,10 @@ class Selection:
             chosen.update(range(first - 1, min(count, last if last is not None else count)))
         return sorted(chosen)
 
+    def beyond(self, count: int) -> list[int]:
+        """The first places of the spans of which a file of so many pages has none; one that it has a part of is cut."""
+        return sorted({first - 1 for first, _ in self.spans if first > count})
+
 
 class Files:
     """Opens files to look at their pages; the PDF or video asked for last stays open. Not thread-safe. Close it."""

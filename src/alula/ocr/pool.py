@@ -59,11 +59,20 @@ def _tickets(pool: Pool, sources: Iterable[str], selection: Selection) -> Iterat
             yield ticket
             continue
         places = selection.of(count)
+        has = f"{count} {'page' if count == 1 else 'pages'}"
         if not places:
-            said = f"{source} has {count} pages, and none of those that were asked for"
-            yield Ticket(task=Task(source=source), answer=Lost(source=source, index=None, message=said))
+            said = f"{source} has {has}, and none of those that were asked for"
+            yield _lost(Task(source=source), said)
+            continue
         for index in places:
             yield pool.submit(Task(source=source, index=index))
+        for index in selection.beyond(count):
+            said = f"{source}, page {index + 1} was asked for and is not there: the file has {has}"
+            yield _lost(Task(source=source, index=index), said)
+
+
+def _lost(task: Task, said: str) -> Ticket:
+    return Ticket(task=task, answer=Lost(source=task.source, index=task.index, message=said))
 
 
 def _page(answer: Answer) -> Taken:
@@ -101,11 +110,11 @@ class _Worker:
 
 
 class Pool:
-    """Processes that open files. Not thread-safe: one owner, who closes it."""
+    """At most `jobs` processes that open files, begun as work waits. Not thread-safe: one owner, who closes it."""
 
     def __init__(self, taking: Taking, jobs: int = 1) -> None:
-        self._taking = taking
-        self._workers = [_started(taking) for _ in range(max(1, jobs))]
+        self._taking, self._jobs = taking, max(1, jobs)
+        self._workers: list[_Worker] = []
         self._waiting: deque[Ticket] = deque()
 
     @property
@@ -114,7 +123,7 @@ class Pool:
         return [worker.process.pid for worker in self._workers]
 
     def submit(self, task: Task) -> Ticket:
-        """Give work to the first process that is free; nothing is waited for."""
+        """Give work to the first process that is free, or to another one; nothing is waited for."""
         ticket = Ticket(task=task)
         self._waiting.append(ticket)
         self._assign()
@@ -143,15 +152,24 @@ class Pool:
         self._workers.clear()
 
     def _assign(self) -> None:
+        while self._waiting and (worker := self._free()) is not None:
+            worker.ticket = self._waiting.popleft()
+            starting = 0.0 if worker.answered else _START_S
+            worker.until = time.monotonic() + self._taking.page_s + starting
+            try:
+                worker.connection.send(worker.ticket.task)
+            except OSError:  # it has ended between two tasks
+                self._try_again(worker, "cannot be opened: the process for it has ended")
+
+    def _free(self) -> _Worker | None:
+        """A process with no work, begun where there may be one more."""
         for worker in self._workers:
-            if worker.ticket is None and self._waiting:
-                worker.ticket = self._waiting.popleft()
-                starting = 0.0 if worker.answered else _START_S
-                worker.until = time.monotonic() + self._taking.page_s + starting
-                try:
-                    worker.connection.send(worker.ticket.task)
-                except OSError:  # it has ended between two tasks
-                    self._try_again(worker, "cannot be opened: the process for it has ended")
+            if worker.ticket is None:
+                return worker
+        if len(self._workers) == self._jobs:
+            return None
+        self._workers.append(_started(self._taking))
+        return self._workers[-1]
 
     def _receive(self, worker: _Worker) -> None:
         assert worker.ticket is not None

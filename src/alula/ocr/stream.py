@@ -23,6 +23,14 @@ class Done:
     page: Page
     scan: Scan | None = None
 
+    def placed(self, said: str) -> str:
+        """What is said of the page, behind its file and number, with which it may begin."""
+        place = f"{self.source}, page {self.page.index + 1}"
+        for named in (place, self.source):
+            if said.startswith(f"{named} "):
+                return place + said.removeprefix(named)
+        return f"{place}: {said}"
+
 
 def read_pages(found: Iterable[Taken], reader: Reader, ask: Ask) -> Generator[Done | Lost]:
     """A page for each that was taken, in order, whoever of them the reader was given; a file that is lost stays `Lost`.
