@@ -19,6 +19,9 @@ T = TypeVar("T")
 LARGEST = 1 << 31
 """Beyond every count that a request may name; what comes after it need not think of larger ones."""
 
+MOST_NESTED = 500_000
+"""Objects and lists in a body: a server that reads more of them has no time for others meanwhile."""
+
 Texts = str | list[str]
 
 WINDOWS = {"gzip": 31, "deflate": 15}
@@ -74,6 +77,8 @@ def _too_large(limit: int) -> Refused:
 
 def parse(body: bytes) -> dict[str, Any]:
     """A JSON object, or an error that says what is there instead."""
+    if body.count(b"{") + body.count(b"[") > MOST_NESTED:
+        raise Refused(f"the body has more than {MOST_NESTED} objects and lists", status=413)
     try:
         # Not json.loads(bytes), which would guess UTF-16 from NUL bytes.
         raw = _JSON.decode(body.decode("utf-8"))
@@ -204,12 +209,15 @@ def inputs(value: Any, key: str) -> list[str] | list[list[int]]:
     """What OpenAI takes as input: a string, strings, a list of token ids, or lists of them."""
     if isinstance(value, list) and value and type(whole(value[0])) is int:
         return [_ids(value, key)]
-    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
-        return [_ids(ids, f"{key}[{at}]") for at, ids in enumerate(value)]
+    if isinstance(value, list) and set(map(type, value)) == {list}:
+        return [_ids(ids, key, at) for at, ids in enumerate(value)]
     return texts(value, key)
 
 
-def _ids(value: list[Any], where: str) -> list[int]:
+def _ids(value: list[Any], key: str, at: int | None = None) -> list[int]:
+    if set(map(type, value)) <= {int}:
+        return value
+    where = key if at is None else f"{key}[{at}]"
     ids = [whole(token) for token in value]
     if not all(type(token) is int for token in ids):
         raise InputError(f"{where} is not a list of token ids")

@@ -17,10 +17,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from alula.core.ending import AtEnd
 from alula.serve.errors import Failure
+from alula.serve.parsing import FRAMED, HEAD_END, MOST_HEAD_BYTES, Http
 
 LINGER_S = 1.0
 """So long a connection too many may take to ask and to read why it gets no answer."""
@@ -29,15 +28,7 @@ LOOKED_AT = 64
 """Bytes of what came last: enough to see whose path it asks for."""
 
 
-PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large"}
-
-MOST_HEAD_BYTES = 65_536
-"""Of a request, before its body; the parser has no limit of its own."""
-
-HEAD_END = b"\r\n\r\n"
-
-NO_REQUEST = "what was sent is no HTTP/1.1 request"
-NO_HOST = "a request of HTTP/1.1 has one Host header; this one has {count}"
+PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What may be sent before any answer, and means nothing to a client that did not ask for it."""
@@ -45,39 +36,26 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 GIVES_WAY_S = 0.25
 """So long nobody has to give way who has sent no head: it may be on its way, or not read yet."""
 
+IDLE_S = 1.0
+"""The same of who has sent one before, whose next one is likelier to be on its way."""
+
+SLOW_S, SLOW_BYTES = 2.0, 1_000
+"""A body that has come with fewer bytes a second for so long gives way, too."""
+
+SLOW_BODY = (
+    "the server has {most} connections, which is its limit, and the body came too slowly to keep one of them"
+)
+
 LOOK_S = 0.001
 """So soon it is looked again whether a client that sends no more still listens; then ever more seldom."""
-
-
-class _Http(HttpToolsProtocol):
-    """uvicorn's protocol, which can be asked whether it is in the middle of a head or of a body."""
-
-    in_head = in_body = False
-    fault = NO_REQUEST
-
-    def on_message_begin(self) -> None:
-        self.in_head = True
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts != 1 and self.parser.get_http_version() == "1.1":
-            self.fault = NO_HOST.format(count=hosts or "none")
-            raise ValueError(self.fault)
-        self.in_head, self.in_body = False, True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self.in_body = False
-        super().on_message_complete()
 
 
 @dataclass(kw_only=True, slots=True)
 class Bounds:
     """How many connections there are and may be, how long the head of a request may take, and an answer be left unread.
 
-    Where there are as many as may be, whoever has sent no head of a request for longest gives way to the next, and
-    paths that are `open` are answered all the same.
+    Where there are as many as may be, one gives way to the next: who has been in a head for longest, else who has been
+    idle for longest, else whose body comes slowly. Paths that are `open` are answered all the same.
     """
 
     most: int
@@ -87,14 +65,21 @@ class Bounds:
     open: frozenset[str] = frozenset()
     count: int = 0
     headless: dict[Connection, float] = field(default_factory=dict)
+    idle: dict[Connection, float] = field(default_factory=dict)
+    arriving: dict[Connection, float] = field(default_factory=dict)
 
     def has_room(self) -> bool:
-        """Whether one more may come; one that had its time to send a head gives way to it."""
-        if self.count >= self.most and self.headless:
-            longest, since = next(iter(self.headless.items()))
-            if monotonic() - since >= GIVES_WAY_S:
-                longest.give_way()
+        """Whether one more may come; one that had its time to send a head, or its body, gives way to it."""
+        if self.count >= self.most and (gives := self._who_gives_way(monotonic())):
+            gives.give_way()
         return self.count < self.most
+
+    def _who_gives_way(self, now: float) -> Connection | None:
+        for waiting, after_s in ((self.headless, GIVES_WAY_S), (self.idle, IDLE_S)):
+            longest, since = next(iter(waiting.items()), (None, now))
+            if now - since >= after_s:
+                return longest
+        return next((each for each, since in self.arriving.items() if each.is_slow(now - since)), None)
 
     def protocol(self) -> type[asyncio.Protocol]:
         """What uvicorn makes for every connection."""
@@ -121,8 +106,9 @@ def body_is_here() -> bool:
 class _Joining:
     """A transport that sends what is written to it in one turn of the loop together: head and body of an answer."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
+        self._close = close
         self._waiting: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -135,7 +121,7 @@ class _Joining:
 
     def close(self) -> None:
         self._send()
-        self._transport.close()
+        self._close()
 
     def _send(self) -> None:
         if self._waiting:
@@ -148,14 +134,13 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, bounds: Bounds, **given: Any) -> None:
         self._bounds = bounds
-        self._http = cast("Any", _Http(**given))
+        self._http = cast("Any", Http(**given))
         self._http.send_400_response = self._malformed
+        self._http.idle = self._waits_idle
         self._refused = self._counted = self._told = False
         self.lost = False
         self.leaving: set[Callable[[], None]] = set()
         self._begins = b""
-        self._head_bytes = 0
-        self._head_ends = b""
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -169,7 +154,7 @@ class Connection(asyncio.Protocol):
         else:
             self._bounds.count += 1
             self._counted = True
-            self._http.connection_made(_Joining(self._transport))
+            self._http.connection_made(_Joining(self._transport, self._close))
             self._wait(self._bounds.head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -179,26 +164,28 @@ class Connection(asyncio.Protocol):
             return
         self._begins = data[:LOOKED_AT]
         _CURRENT.set(self)  # for the task that answers what begins here
-        if self._head_bytes + self._of_head(data) > MOST_HEAD_BYTES:
-            self._refuse(431, f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
+        if self._http.head_bytes + self._http.of_head(data) > MOST_HEAD_BYTES:
+            self._malformed(f"the head of a request has more than {MOST_HEAD_BYTES} bytes", 431)
             return
         self._http.data_received(data)
-        if self._http.in_head:
-            self._head_bytes += len(data)
-            self._head_ends = (self._head_ends + data[-len(HEAD_END) :])[-len(HEAD_END) + 1 :]
-        else:
-            self._head_bytes, self._head_ends = 0, b""
-        if not self._waits:
+        if self._http.is_framed_too_much:
+            self._malformed(FRAMED)
+        elif not self._waits:
             self._unwait()
         elif self._timer is None:
             self._wait(self._bounds.head_s)
+        self._note_body()
 
-    def _of_head(self, data: bytes) -> int:
-        """How many of these bytes belong to the head of a request."""
-        if self._http.in_body:
-            return 0
-        end = (self._head_ends + data).find(HEAD_END)
-        return len(data) if end < 0 else max(0, end - len(self._head_ends))
+    def _note_body(self) -> None:
+        """Since when a body is on its way."""
+        if self._http.in_body and self._counted and not self._waits:
+            self._bounds.arriving.setdefault(self, monotonic())
+        else:
+            self._bounds.arriving.pop(self, None)
+
+    def is_slow(self, seconds: float) -> bool:
+        """Whether so little of a body has come in this time that it may give way; what came before it is answered."""
+        return seconds >= SLOW_S and self._http.body_bytes < SLOW_BYTES * seconds and not self._http.pipeline
 
     @property
     def has_body(self) -> bool:
@@ -226,12 +213,15 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(again_s, self._look, 2 * again_s)
 
     def give_way(self) -> None:
-        """Be closed for one that may have more to say."""
-        assert self._transport is not None
+        """Be closed for one that may have more to say; whose body is half here is told so."""
         self._bounds.refused()
         self._unwait()
         self._uncount()
-        self._transport.close()
+        if self._waits:
+            self._close()
+        else:
+            said = SLOW_BODY.format(most=self._bounds.most)
+            self._refuse(Failure(status=503, kind="overloaded", message=said, code="overloaded"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """One connection less."""
@@ -249,6 +239,7 @@ class Connection(asyncio.Protocol):
     def _uncount(self) -> None:
         self._bounds.count -= self._counted
         self._counted = False
+        self._bounds.arriving.pop(self, None)
 
     def pause_writing(self) -> None:
         """Hand it on, and see to it that what is to be sent becomes less."""
@@ -257,8 +248,9 @@ class Connection(asyncio.Protocol):
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Hand it on."""
-        self._read_on()
+        """Hand it on; whose connection is to be closed is looked after until all of its answer is gone."""
+        if self._transport and not self._transport.is_closing():
+            self._read_on()
         if not self._refused:
             self._http.resume_writing()
 
@@ -285,32 +277,53 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+        self._bounds.idle.pop(self, None)
         if self._counted:
             self._bounds.headless[self] = monotonic()
 
+    def _waits_idle(self) -> None:
+        if self._counted and self._timer is None:
+            self._bounds.idle[self] = monotonic()
+
     def _unwait(self) -> None:
         self._bounds.headless.pop(self, None)
+        self._bounds.idle.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _late(self) -> None:
         self._unwait()
-        if self._transport and (self._refused or self._waits):
+        if self._refused or self._waits:
+            self._close()
+
+    def _close(self) -> None:
+        """Once what is written is sent: a client who takes nothing of it is left as any other."""
+        if self._transport is not None:
             self._transport.close()
+            if self._unread is None and self._transport.get_write_buffer_size():
+                self._look_unread(math.inf)
 
-    def _malformed(self, message: str) -> None:
+    def _malformed(self, message: str, status: int = 400) -> None:
         """What uvicorn would say in plain text of bytes that are no request."""
-        self._refuse(400, self._http.fault)
+        self._refuse(Failure(status=status, kind="validation", message=message))
 
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer and close; nothing in the middle of an answer."""
-        if self._transport is None:
+    def _refuse(self, failure: Failure) -> None:
+        """Answer and close; nothing in the middle of an answer, in place of another one, or behind its own."""
+        if self._transport is None or self._transport.is_closing():
             return
-        if self._waits or not self._http.cycle.response_started:
-            failure = Failure(status=status, kind="validation", message=message)
-            self._transport.write(_answer(failure, PHRASES[status], openai=_is_openai(self._begins)))
-        self._transport.close()
+        if self._may_answer:
+            path = self._http.scope["path"] if self._http.in_body else ""
+            openai = path.startswith("/v1/") or _is_openai(self._begins)
+            self._transport.write(_answer(failure, PHRASES[failure.status], openai=openai))
+        self._close()
+
+    @property
+    def _may_answer(self) -> bool:
+        cycle = self._http.cycle
+        if cycle is None or self._http.pipeline:
+            return cycle is None
+        return not (self._http.in_body if cycle.response_complete else cycle.response_started)
 
     def _answer_one_too_many(self, data: bytes) -> None:
         """Answer the first bytes, and read on: to close on unread bytes would take the answer back."""
@@ -319,14 +332,14 @@ class Connection(asyncio.Protocol):
         self._told = True
         if self._is_open(data):
             self._refused = False
-            self._http.connection_made(_Joining(self._transport))
+            self._http.connection_made(_Joining(self._transport, self._close))
             self.data_received(data)
             if self._http.cycle:
                 self._http.cycle.keep_alive = False
         else:
             message = f"the server has {self._bounds.most} connections, which is its limit"
             failure = Failure(status=503, kind="overloaded", message=message, code="overloaded")
-            self._transport.write(_answer(failure, "Service Unavailable", openai=_is_openai(data)))
+            self._transport.write(_answer(failure, PHRASES[503], openai=_is_openai(data)))
             self._transport.write_eof()
 
     def _is_open(self, data: bytes) -> bool:

@@ -6,6 +6,7 @@ import re
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
+from sys import float_info
 
 from alula.core.errors import InputError
 from alula.serve.errors import Refused
@@ -76,7 +77,8 @@ def from_field(value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{FIELD} is no number, expected seconds")
-    return within(value, FIELD)
+    # A whole number may have more digits than any float.
+    return within(max(-float_info.max, min(value, float_info.max)), FIELD)
 
 
 def within(seconds: float, name: str) -> float:

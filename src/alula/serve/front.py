@@ -18,7 +18,6 @@ from alula.serve.server import Server
 
 HEAD_S = 5.0
 """So long the head of a request may take: nobody needs more, and it takes the place of one who asks."""
-KEEP_ALIVE_S = 75
 CUT_OFF_S = 2
 """What is still being answered when the grace time is over gets so many seconds more."""
 
@@ -43,7 +42,7 @@ class Front:
             lifespan="off",
             ws="none",
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=options.keep_alive_s,
             timeout_graceful_shutdown=CUT_OFF_S,
         )
         # Of bytes that are no request, and of upgrades, clients are told and nobody else.

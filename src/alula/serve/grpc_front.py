@@ -44,12 +44,16 @@ CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """What statuses of HTTP are over gRPC; any other is INTERNAL."""
+
+MOST_SAID = 1_000
+"""Characters of an error: it travels as metadata, of which clients take 8 or 16 KiB."""
 
 
 class GrpcFront:
@@ -68,6 +72,7 @@ class GrpcFront:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(HEAD_S * 1_000)),
+                ("grpc.max_connection_idle_ms", options.keep_alive_s * 1_000),
             ),
             maximum_concurrent_rpcs=options.max_connections,
             interceptors=(Admitting(server.admission, _is_open, self._refused),),
@@ -114,10 +119,12 @@ class GrpcFront:
             "ServerMetadata": metadata,
             "ModelMetadata": model_metadata,
         }
-        methods = {name: _unary(self._seen(f"/{SERVICE}/{name}", tell), name) for name, tell in told.items()}
+        methods = {
+            name: self._unary(self._seen(f"/{SERVICE}/{name}", tell), name) for name, tell in told.items()
+        }
         for name, change in grpc_repository.methods(server).items():
-            methods[name] = _unary(self._seen(f"/{SERVICE}/{name}", self._identified(change)), name)
-        methods["ModelInfer"] = _unary(self._seen(f"/{SERVICE}/ModelInfer", self._infer), "ModelInfer")
+            methods[name] = self._unary(self._seen(f"/{SERVICE}/{name}", self._identified(change)), name)
+        methods["ModelInfer"] = self._unary(self._seen(f"/{SERVICE}/ModelInfer", self._infer), "ModelInfer")
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream,
             request_deserializer=_parsed("ModelInferRequest"),
@@ -137,7 +144,9 @@ class GrpcFront:
                 except Exception as error:  # the edge of the process: whatever it is becomes a status
                     failure = failure_of(error)
                     record.status = failure.status
-                    return await context.abort(_code(failure), failure.message, (*trailing, *_again(failure)))
+                    return await context.abort(
+                        _code(failure), failure.message[:MOST_SAID], (*trailing, *_again(failure))
+                    )
                 record.status = 200
                 because = ((DEGRADED, record.because),) if record.because else ()
                 context.set_trailing_metadata((*trailing, *because))
@@ -204,14 +213,17 @@ class GrpcFront:
     def _health(self) -> Any:
         request, response = HEALTHS["HealthCheckRequest"], HEALTHS["HealthCheckResponse"]
 
-        async def check(asked: Any, context: Any) -> Any:
+        async def check(requests: AsyncIterator[Any], context: Any) -> Any:
+            asked = await self._told(requests, context)
             status = self._status(asked.service)
             if status == SERVICE_UNKNOWN:
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {asked.service!r}")
+                await context.abort(
+                    grpc.StatusCode.NOT_FOUND, f"no service {asked.service[:MOST_SAID]!r}"[:MOST_SAID]
+                )
             return response(status=status)
 
-        async def watch(asked: Any, context: Any) -> AsyncIterator[Any]:
-            told = None
+        async def watch(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            asked, told = await self._told(requests, context), None
             while not self._closing.is_set():
                 if (status := self._status(asked.service)) != told:
                     told = status
@@ -221,14 +233,44 @@ class GrpcFront:
         return grpc.method_handlers_generic_handler(
             f"{HEALTH}.Health",
             {
-                "Check": grpc.unary_unary_rpc_method_handler(
+                "Check": grpc.stream_unary_rpc_method_handler(
                     check, request.FromString, response.SerializeToString
                 ),
-                "Watch": grpc.unary_stream_rpc_method_handler(
+                "Watch": grpc.stream_stream_rpc_method_handler(
                     watch, request.FromString, response.SerializeToString
                 ),
             },
         )
+
+    def _unary(self, method: Callable[..., Awaitable[Any]], name: str) -> Any:
+        """A method of one message. As a stream: nobody but its handler could wait for it so long and no longer."""
+
+        async def once(requests: AsyncIterator[Any], context: Any) -> Any:
+            return await method(await self._message(requests), context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            once,
+            request_deserializer=_parsed(f"{name}Request"),
+            response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
+        )
+
+    async def _message(self, requests: AsyncIterator[Any]) -> Any:
+        """The one message of a call, or the error that says that it did not come."""
+        within_s = self._server.options.body_timeout_s
+        try:
+            return await asyncio.wait_for(requests.__anext__(), within_s)
+        except asyncio.TimeoutError:
+            return Refused(f"the message was not there in full within {within_s:g} s", status=408)
+        except StopAsyncIteration:
+            return InputError("the call ended before its message")
+
+    async def _told(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        """The one message of a call that is not counted; without it the call ends here."""
+        asked = await self._message(requests)
+        if isinstance(asked, InputError):
+            failure = failure_of(asked)
+            await context.abort(_code(failure), failure.message)
+        return asked
 
     def _status(self, service: str) -> int:
         """Of the server, of the service, or of a model by its name."""
@@ -251,15 +293,7 @@ class GrpcFront:
         with self._observed(path, context) as record:
             record.status = failure.status
             trailing = (("x-request-id", record.id), *_again(failure))
-            await context.abort(_code(failure), failure.message, trailing)
-
-
-def _unary(method: Callable[..., Awaitable[Any]], name: str) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        method,
-        request_deserializer=_parsed(f"{name}Request"),
-        response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
-    )
+            await context.abort(_code(failure), failure.message[:MOST_SAID], trailing)
 
 
 def _parsed(name: str) -> Callable[[bytes], Any]:

@@ -39,6 +39,7 @@ class ServeOptions:
     `lanes` 0 as many as answer most requests; each of `devices` has an engine process with all models, and without any
     there is one; `max_waiting_*` bound the queue
     of each model; `body_timeout_s` is how long the head of a request may take to arrive, and then its body;
+    `keep_alive_s` how long a connection may be idle after it;
     `timeout_s` is how long a request may take from then on that does not say so itself, answers that are written
     excepted; `grace_s` is how long admitted requests may take
     once the server was told to stop; `engine_command` starts the engine process. The body of a request with images may
@@ -130,6 +131,9 @@ class ServeOptions:
     )
     max_connections: int = setting(
         1_000, "Connections at once; beyond that 503.", least=1, most=MOST_CONNECTIONS
+    )
+    keep_alive_s: int = setting(
+        75, "Seconds a connection may be idle between two requests.", least=1, most=3_600
     )
     body_timeout_s: float = setting(30.0, "Seconds a request's body may take to arrive.", above=0, most=3_600)
     timeout_s: float = setting(
