@@ -103,7 +103,7 @@ def ways(precision: str, features: Sequence[str]) -> tuple[Way, ...]:
         return (one, Way(most=_FEW[precision], settings=rounded, half_attention=True), Way(settings=bf16))
     if not _MULTIPLIES_EIGHT_BITS & {*features}:
         return (one, Way(settings=rounded))
-    several = Way(rows=_SIDE_BY_SIDE, least=_LEAST, settings=rounded, stacked=wide)
+    several = Way(rows=_SIDE_BY_SIDE, least=_LEAST, settings=rounded, widened=wide)
     coarser = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _MANY_GROUP, **cache}
     return (one, several, Way(settings=coarser, widened=wide))
 
