@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alula.batching import BatchPolicy, Costs, Unit, arranged, at_once, choose, next_turn, packs, worth
+from alula.batching import BatchPolicy, Costs, Unit, arranged, at_once, choose, next_turn, packs
 from alula.batching.policy import FREE_S, PATIENCE, SHARE
 from alula.core.errors import InputError
 
@@ -37,7 +37,9 @@ def unit(
     costs: Costs = COSTS,
 ) -> Unit:
     padded = policy.padded(length)
-    return Unit(rows=1, longest=padded, worth=worth(padded, policy, costs), place=place, deadline=deadline)
+    return Unit(
+        rows=1, longest=padded, worth=arranged(policy, costs).row_s(padded), place=place, deadline=deadline
+    )
 
 
 units = st.builds(unit, st.integers(1, 256), st.floats(-5, 0), st.one_of(st.just(inf), st.floats(0.001, 0.2)))
@@ -223,7 +225,7 @@ def packed(length: int, place: float = 0.0, deadline: float = inf) -> Unit:
     return Unit(
         rows=1,
         longest=length,
-        worth=worth(length, PACKED, COSTS),
+        worth=arranged(PACKED, COSTS).row_s(length),
         place=place,
         deadline=deadline,
         tokens=length,

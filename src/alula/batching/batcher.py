@@ -14,7 +14,7 @@ from alula.batching.arrangement import Formed, arranged
 from alula.batching.costs import Costs
 from alula.batching.limits import BatchPolicy
 from alula.batching.pace import Pace
-from alula.batching.policy import choose, worth
+from alula.batching.policy import choose
 from alula.batching.queue import Asked, Queue, Told, Waiting
 from alula.core.ending import AtEnd
 from alula.core.errors import InputError, Overloaded, TooLong
@@ -113,6 +113,7 @@ class Batcher(Generic[In, Out]):
         self._observe = observe
         self._clock = clock
         self.costs = Costs()
+        self._rows = arranged(policy, self.costs)
         self._pace = Pace()
         self._queue: Queue[In, Out] = Queue(policy, self.costs)
         self.lanes = 1
@@ -239,7 +240,7 @@ class Batcher(Generic[In, Out]):
 
     def _alone_s(self, lengths: Sequence[int]) -> float:
         """What rows take at least, on all lanes and with nobody beside them."""
-        each = (worth(self._policy.padded(length), self._policy, self.costs) for length in lengths)
+        each = (self._rows.row_s(self._policy.padded(length)) for length in lengths)
         return sum(each) / self.lanes
 
     async def _work(self) -> None:
@@ -292,8 +293,7 @@ class Batcher(Generic[In, Out]):
 
     def _formed(self, batch: Sequence[Waiting[In, Out]]) -> Formed:
         lengths = chain.from_iterable(waiting.lengths for waiting in batch)
-        padded = [self._policy.padded(length) for length in lengths]
-        return arranged(self._policy, self.costs).formed(padded)
+        return self._rows.formed([self._policy.padded(length) for length in lengths])
 
     async def _run(self, batch: list[Waiting[In, Out]], formed: Formed, flight: _Flight) -> None:
         places = [(waiting.request, at) for waiting in batch for at in waiting.rows]

@@ -25,11 +25,6 @@ WHOLE = 1.25
 """A request's rows stay together unless that costs so many times what they cost by length."""
 
 
-def worth(length: int, policy: BatchPolicy, costs: Costs) -> float:
-    """Seconds that a row of this padded length costs where it is one of a full batch of its own length."""
-    return arranged(policy, costs).row_s(length)
-
-
 def at_once(worths: Sequence[float]) -> int:
     """How many of a request's units have their turn as soon as it is there, for so many seconds of work in each."""
     return max(1, sum(done <= FREE_S for done in accumulate(worths)))

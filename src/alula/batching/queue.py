@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Generic, TypeAlias, TypeVar
 
+from alula.batching.arrangement import arranged
 from alula.batching.costs import Costs
 from alula.batching.limits import BatchPolicy, Unit
-from alula.batching.policy import at_once, next_turn, packs, worth
+from alula.batching.policy import at_once, next_turn, packs
 from alula.core.ending import AtEnd
 
 In = TypeVar("In")
@@ -71,6 +72,7 @@ class Queue(Generic[In, Out]):
     def __init__(self, policy: BatchPolicy, costs: Costs) -> None:
         self._policy = policy
         self._costs = costs
+        self._rows = arranged(policy, costs)
         self.waiting: list[Waiting[In, Out]] = []
         self.rows = self.tokens = 0
         self.expected_rows = self.expected_tokens = 0
@@ -112,12 +114,11 @@ class Queue(Generic[In, Out]):
     def _cut(
         self, request: Asked[In, Out], rows: Sequence[int], place: float, deadline: float
     ) -> Waiting[In, Out]:
-        policy = self._policy
-        padded = [policy.padded(request.lengths[row]) for row in rows]
+        padded = [self._policy.padded(request.lengths[row]) for row in rows]
         unit = Unit(
             rows=len(rows),
             longest=max(padded),
-            worth=sum(worth(length, policy, self._costs) for length in padded),
+            worth=sum(self._rows.row_s(length) for length in padded),
             place=place,
             deadline=deadline,
             tokens=sum(padded),

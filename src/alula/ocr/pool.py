@@ -61,18 +61,23 @@ def _tickets(pool: Pool, sources: Iterable[str], selection: Selection) -> Iterat
         places = selection.of(count)
         has = f"{count} {'page' if count == 1 else 'pages'}"
         if not places:
-            said = f"{source} has {has}, and none of those that were asked for"
-            yield _lost(Task(source=source), said)
+            yield _missing(Task(source=source), f"has {has}, and none of those that were asked for")
             continue
         for index in places:
             yield pool.submit(Task(source=source, index=index))
         for index in selection.beyond(count):
-            said = f"{source}, page {index + 1} was asked for and is not there: the file has {has}"
-            yield _lost(Task(source=source, index=index), said)
+            why = f"was asked for and is not there: the file has {has}"
+            yield _missing(Task(source=source, index=index), why)
 
 
-def _lost(task: Task, said: str) -> Ticket:
-    return Ticket(task=task, answer=Lost(source=task.source, index=task.index, message=said))
+def _missing(task: Task, why: str) -> Ticket:
+    return Ticket(task=task, answer=_lost(task, why))
+
+
+def _lost(task: Task, why: str) -> Lost:
+    """What is said of a file or its page, behind its name and number."""
+    page = "" if task.index is None else f", page {task.index + 1}"
+    return Lost(source=task.source, index=task.index, message=f"{task.source}{page} {why}")
 
 
 def _page(answer: Answer) -> Taken:
@@ -198,11 +203,7 @@ class Pool:
     def _give_up(self, worker: _Worker, why: str) -> None:
         """Answer for a process that is lost, and start another in its place."""
         assert worker.ticket is not None
-        task = worker.ticket.task
-        page = "" if task.index is None else f", page {task.index + 1}"
-        worker.ticket.answer = Lost(
-            source=task.source, index=task.index, message=f"{task.source}{page} {why}"
-        )
+        worker.ticket.answer = _lost(worker.ticket.task, why)
         self._renew(worker)
 
     def _renew(self, worker: _Worker) -> None:

@@ -144,9 +144,7 @@ class GrpcFront:
                 except Exception as error:  # the edge of the process: whatever it is becomes a status
                     failure = failure_of(error)
                     record.status = failure.status
-                    return await context.abort(
-                        _code(failure), failure.message[:MOST_SAID], (*trailing, *_again(failure))
-                    )
+                    return await _end(context, failure, trailing)
                 record.status = 200
                 because = ((DEGRADED, record.because),) if record.because else ()
                 context.set_trailing_metadata((*trailing, *because))
@@ -269,7 +267,7 @@ class GrpcFront:
         asked = await self._message(requests)
         if isinstance(asked, InputError):
             failure = failure_of(asked)
-            await context.abort(_code(failure), failure.message)
+            await _end(context, failure)
         return asked
 
     def _status(self, service: str) -> int:
@@ -292,8 +290,12 @@ class GrpcFront:
         failure = failure_of(error)
         with self._observed(path, context) as record:
             record.status = failure.status
-            trailing = (("x-request-id", record.id), *_again(failure))
-            await context.abort(_code(failure), failure.message[:MOST_SAID], trailing)
+            await _end(context, failure, (("x-request-id", record.id),))
+
+
+async def _end(context: Any, failure: Failure, trailing: tuple[tuple[str, str], ...] = ()) -> None:
+    """End a call with what went wrong, in as many characters as travel, and when to try again."""
+    await context.abort(_code(failure), failure.message[:MOST_SAID], (*trailing, *_again(failure)))
 
 
 def _parsed(name: str) -> Callable[[bytes], Any]:
