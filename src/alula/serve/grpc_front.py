@@ -52,8 +52,8 @@ CODES = {
 }
 """What statuses of HTTP are over gRPC; any other is INTERNAL."""
 
-MOST_SAID = 1_000
-"""Characters of an error: it travels as metadata, of which clients take 8 or 16 KiB."""
+MOST_SAID = 600
+"""Characters of an error, each of 12 bytes at most: it is metadata, of which clients refuse more than 8 KiB at random."""
 
 
 class GrpcFront:
