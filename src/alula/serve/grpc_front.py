@@ -53,7 +53,7 @@ CODES = {
 """What statuses of HTTP are over gRPC; any other is INTERNAL."""
 
 MOST_SAID = 600
-"""Characters of an error, each of 12 bytes at most: it is metadata, of which clients refuse more than 8 KiB at random."""
+"""Characters of an error, of 12 bytes at most: metadata, of which clients refuse more than 8 KiB at random."""
 
 
 class GrpcFront:
