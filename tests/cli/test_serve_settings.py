@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from served import free_port, wait_until
 
 ALULA = [sys.executable, "-m", "alula", "serve"]
 
@@ -53,3 +57,26 @@ def test_settings_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None
 def test_a_bundle_on_the_command_line_stands_for_those_elsewhere() -> None:
     done = asked("three", "--print-config", ALULA_BUNDLES="one:two")
     assert 'bundles = ["three"]  # command line\n' in done.stdout
+
+
+def test_a_log_that_cannot_be_written_ends_no_server(tmp_path: Path) -> None:
+    port = free_port()
+    command = [*ALULA, "--repository", str(tmp_path), "--port", str(port), "--log-format", "json"]
+    with Path("/dev/full").open("w") as full, subprocess.Popen(command, stderr=full) as server:
+
+        def answers() -> bool:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                    client.sendall(b"GET /health/ready HTTP/1.1\r\nhost: a\r\n\r\n")
+                    return client.recv(64).startswith(b"HTTP/1.1 200 ")
+            except OSError:
+                assert server.poll() is None
+                return False
+
+        try:
+            wait_until(answers, within_s=20)
+            time.sleep(0.5)  # it says that it is ready
+            assert answers()
+        finally:
+            server.terminate()
+    assert server.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -41,7 +42,9 @@ def serve(context: typer.Context, *, config: Path | None, print_config: bool, **
         if options.log_format != "none":
             record = logging.makeLogRecord({"name": "alula", "levelname": "INFO", "msg": said})
             said = Lines(options.log_format).format(record)
-        print(said, file=sys.stderr, flush=True)
+        # Whoever has no room for a log has a server all the same, as when the disk fills later.
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr, flush=True)
 
     run_server(options, ready)
     return 0
