@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -113,18 +114,6 @@ def handlers(kind: str, folder: Path, parts: Path, device: str) -> dict[str, Han
     asked = Asked(load(), ocr_model.prompts_of(folder))
     loaded = {"load_s": perf_counter() - begun}
     taken = [before - free()]
-
-    def counted(answer: Handler) -> Handler:
-        def asked_for(message: Mapping[str, Any]) -> Mapping[str, Any]:
-            before = free()
-            try:
-                found = answer(message)
-            finally:
-                taken[0] += before - free()
-            return {**found, "taken": taken[0]}
-
-        return asked_for
-
     answering: Mapping[str, Handler] = {
         "loaded": lambda message: loaded,
         "vision": asked.vision,
@@ -133,7 +122,27 @@ def handlers(kind: str, folder: Path, parts: Path, device: str) -> dict[str, Han
         "stream": asked.stream,
         "follow": asked.follow,
     }
-    return {name: counted(answer) for name, answer in answering.items()}
+    return {name: counted(answer, free, taken) for name, answer in answering.items()}
+
+
+def counted(answer: Handler, free: Callable[[], int], taken: list[int]) -> Handler:
+    """The same, saying what is taken by then.
+
+    A GPU that is lost does not say what is free, and the error to tell is the one that came first.
+    """
+
+    def asked_for(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        before = free()
+        try:
+            found = answer(message)
+        except Exception:
+            with suppress(Exception):
+                taken[0] += before - free()
+            raise
+        taken[0] += before - free()
+        return {**found, "taken": taken[0]}
+
+    return asked_for
 
 
 def main(args: Sequence[str]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from oldest import refusals
 
 from alula import engines, graphs
 from alula.core.engine import Engine
+from alula.core.errors import RunError
 from alula.core.profile import GRID
 from alula.families import open_checkpoint
 from alula.graphs.passes.attention import MOST_SCORES
@@ -392,3 +395,33 @@ def test_all_of_it_runs_on_a_cpu_with_a_small_model(made: Path, capsys: Any) -> 
     assert list(results["cases"]["vision 640"]["turns"]) == [REFERENCE, OURS]
     assert results["cases"]["vision 640"]["failed"] == {}
     assert "**vision 640**" in (made / "results.md").read_text("utf-8")
+
+
+def test_the_error_that_came_first_is_told_where_a_lost_gpu_does_not_say_what_is_free() -> None:
+    asked = Counter[str]()
+
+    def free() -> int:
+        asked["free"] += 1
+        if asked["free"] > 1:
+            raise RunError("the GPU is lost")
+        return 100
+
+    def answer(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise RunError(f"{message['do']} failed")
+
+    with pytest.raises(RunError, match="vision failed"):
+        ocr_worker.counted(answer, free, [0])({"do": "vision"})
+
+
+def test_what_an_answer_takes_is_added_up_where_it_fails_too() -> None:
+    left, taken = iter([100, 90, 90, 70]), [5]
+
+    def answer(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message["do"] == "fail":
+            raise RunError("out of memory")
+        return {"rows": 1}
+
+    asked = ocr_worker.counted(answer, lambda: next(left), taken)
+    with pytest.raises(RunError, match="out of memory"):
+        asked({"do": "fail"})
+    assert asked({"do": "vision"}) == {"rows": 1, "taken": 35}
