@@ -118,7 +118,7 @@ OWNERS: dict[str, set[str]] = {
     "onnx_ir": {"graphs", "families"},
     "onnxscript": {"families/traced"},
     "safetensors": {"families"},
-    "huggingface_hub": {"families/checkpoint"},
+    "huggingface_hub": {"families/checkpoint", "families/traced", "engines/torch"},
     "tokenizers": {"codecs"},
     "PIL": {"codecs"},
     "jinja2": {"codecs/templates"},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import logging as progress
 
@@ -32,10 +33,8 @@ Tail = Callable[[Any, Mapping[str, Tensor]], Tensor]
 class Loader(Protocol):
     """One of the Auto classes of transformers."""
 
-    def from_pretrained(
-        self, root: Path, *, dtype: torch.dtype, local_files_only: bool, output_loading_info: bool
-    ) -> tuple[torch.nn.Module, Mapping[str, set[str]]]:
-        """A model, and which of its weights were missing."""
+    def from_pretrained(self, root: Path, **options: Any) -> tuple[torch.nn.Module, Mapping[str, Any]]:
+        """A model, and which of its weights were missing or of another size."""
         ...
 
 
@@ -120,20 +119,42 @@ class TorchSession:
         self._model = self._tail = None
 
 
-def load(loader: Loader, root: Path, dtype: torch.dtype, *, headless: bool) -> torch.nn.Module:
-    """The model in eval mode; weights that are missing are refused, as transformers would make them up."""
+def load(
+    loader: Loader,
+    root: Path,
+    dtype: torch.dtype,
+    *,
+    headless: bool,
+    config: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """The model in eval mode; weights that are missing are refused, as transformers would make them up.
+
+    A `config` is taken instead of the folder's.
+    """
     try:
         with _no_progress():
+            # A mismatch is told below, with the weight's name.
             model, info = loader.from_pretrained(
-                root, dtype=dtype, local_files_only=True, output_loading_info=True
+                root,
+                config=config and transformers.AutoConfig.for_model(**config),
+                dtype=dtype,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
         raise EngineError(f"transformers cannot load {root}: {said(error)}") from error
+    for key, found, expected in sorted(info["mismatched_keys"])[:1]:
+        raise InputError(f"{root}: {key} is {_sizes(found)}, its config.json calls for {_sizes(expected)}")
     # An embedding is pooled from the hidden states, so the model's own pooler is not needed.
     missing = sorted(key for key in info["missing_keys"] if not (headless and key.startswith("pooler.")))
     if missing:
         raise InputError(f"{root} has no weights for {', '.join(missing)}; name the task it was trained for")
     return model.eval()
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MethodType
@@ -33,10 +34,30 @@ def seer(checkpoint_root: Path, spec: ModelSpec, *, threads: int = 0) -> TorchSe
     them: which pairs of a head turn with which axis, and how positions are spread over a grid.
     """
     torch.set_num_threads(host.threads_or_all(threads))
-    model = load(transformers.AutoModelForImageTextToText, checkpoint_root, torch.float32, headless=False)
+    loader = transformers.AutoModelForImageTextToText
+    model = load(loader, checkpoint_root, torch.float32, headless=False, config=_counted(checkpoint_root))
     if spec.compat == "tencent":
         _as_tencent(model)
     return TorchSeer(model)
+
+
+def _counted(root: Path) -> Mapping[str, Any] | None:
+    """The config where it gives sections of a head as shares of its pairs, which transformers takes for none of them.
+
+    None where the folder's own will do.
+    """
+    told = json.loads((root / "config.json").read_text("utf-8"))
+    for text in (told, told.get("text_config") or {}):
+        both = {**told, **text}
+        for rope in filter(None, map(text.get, ("rope_scaling", "rope_parameters"))):
+            for name in ("xdrope_section", "mrope_section"):
+                shares = rope.get(name)
+                if shares and all(0 < each < 1 for each in shares):
+                    half = (both.get("head_dim") or both["attention_head_dim"]) / 2
+                    rope[name] = [int(each * half) for each in shares]
+                    found: Mapping[str, Any] = told
+                    return found
+    return None
 
 
 class TorchSeer:

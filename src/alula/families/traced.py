@@ -29,6 +29,7 @@ from alula.families.sentence import read_embedding
 try:
     import torch
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 except ImportError as error:
     raise MissingExtraError("tracing a model that has no module here", "torch") from error
 
@@ -86,7 +87,7 @@ def _load(checkpoint: Checkpoint, task: str) -> torch.nn.Module:
             model, info = _LOADERS[task].from_pretrained(  # type: ignore[attr-defined] # transformers has no types
                 checkpoint.root, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, StrictDataclassError) as error:
         raise InputError(f"transformers cannot load {checkpoint.root}: {first_line(error)}") from error
     missing = [
         key for key in info["missing_keys"] if not (task == "embeddings" and key.startswith("pooler."))
