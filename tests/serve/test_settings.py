@@ -164,6 +164,13 @@ def test_what_the_file_says_wrongly_is_refused_by_name(tmp_path: Path, text: str
         resolved(file=file)
 
 
+def test_what_the_file_says_wrongly_is_refused_where_something_else_holds_too(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("folders = 3\n")
+    with pytest.raises(InputError, match=r"a\.toml: folders is 3; expected a list of texts"):
+        resolved(flags={"folders": (Path("a"),)}, file=file)
+
+
 def test_what_is_printed_reads_the_same_again_and_holds_no_secret(tmp_path: Path) -> None:
     flags = {
         "folders": (Path('a "b"\\c'), Path("d\x7fe")),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from alula.core.errors import MissingExtraError
 from alula.serve.front import Front
-from alula.serve.logs import log_as
+from alula.serve.logs import log_as, unwaited
 from alula.serve.memory import collect_seldom
 from alula.serve.named import Named
 from alula.serve.open_files import OutOfFiles
@@ -34,9 +34,10 @@ def run_until_told(
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
-    log_as(options.log_format)
-    collect_seldom()
-    asyncio.run(_serve(options, bundles, first, sock, on_ready))
+    with unwaited():
+        log_as(options.log_format)
+        collect_seldom()
+        asyncio.run(_serve(options, bundles, first, sock, on_ready))
 
 
 def url_of(sock: socket.socket) -> str:

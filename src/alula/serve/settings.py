@@ -227,14 +227,18 @@ def _found(
     file: Mapping[str, Any],
     config: Path | None,
 ) -> tuple[Any, str, str]:
-    """The value of one setting, where it stands, and where it came from."""
+    """The value of one setting, where it stands, and where it came from.
+
+    What a file says has to be right also where a flag or a variable holds instead: it will hold one day.
+    """
+    where = f"{config}: {each.name}"
+    of_file = each.from_file(file[each.name], where) if each.name in file else None
     if each.field in flags:
         return flags[each.field], each.flag, "command line"
     if text := _variable(each, environment):
         return each.from_text(text, each.variable), each.variable, f"environment: {each.variable}"
     if each.name in file:
-        where = f"{config}: {each.name}"
-        return each.from_file(file[each.name], where), where, f"file: {config}"
+        return of_file, where, f"file: {config}"
     return each.default, each.name, "default"
 
 
